@@ -1,0 +1,1 @@
+//! sluice: a rate-limit service for Envoy, Istio and Envoy Gateway.

@@ -1,0 +1,3 @@
+//! The `sluice` program.
+
+fn main() {}
