@@ -1,0 +1,74 @@
+-- Windows that begin at multiples of their length since 1970. The cell is the count of the current one.
+-- Mirrors src/engine/algorithm/fixed_window.rs. Pure: no redis.call.
+-- A table of functions, made only where one is needed: Redis runs the whole text on every call.
+
+local function fixed_window()
+  local FIXED_COUNT_MAX = 4503599627370495
+
+  -- Reads one rate from the arguments: see the contract in decide.lua.
+  local function rate(args, at)
+    local period_us, capacity, next_at = struct.unpack('<I7I4', args, at)
+    return { period_us = period_us, capacity = capacity }, next_at
+  end
+
+  local function settle(rate, at_us, now_us, cell)
+    local period_us = rate.period_us
+    if at_us - at_us % period_us ~= now_us - now_us % period_us then
+      cell.used = 0
+    end
+  end
+
+  local function used(_, _, cell)
+    return cell.used
+  end
+
+  local function charge(_, cell, hits)
+    local used = cell.used + hits
+    cell.used = used < FIXED_COUNT_MAX and used or FIXED_COUNT_MAX
+  end
+
+  local function refund(_, cell, hits)
+    cell.used = cell.used > hits and cell.used - hits or 0
+  end
+
+  -- To the end of the window.
+  local function reset_us(rate, now_us)
+    return rate.period_us - now_us % rate.period_us
+  end
+
+  -- When the cell is as good as absent.
+  local function idle_at_us(rate, now_us, cell)
+    return cell.used == 0 and now_us or now_us + rate.period_us - now_us % rate.period_us
+  end
+
+  return {
+    rate = rate,
+    settle = settle,
+    used = used,
+    charge = charge,
+    refund = refund,
+    reset_us = reset_us,
+    idle_at_us = idle_at_us,
+    -- Until this many hits fit is until the window ends.
+    wait_us = reset_us,
+  }
+end
+
+-- The same for a rate that has room, settled, charged and read in one call: given at_us, now_us, used, previous and hits, it
+-- returns before, used, previous, remaining, reset_us and idle_at_us, or nothing if there is no room. Calls and fields are
+-- what costs in Lua, so the functions above are written out here, and the rate is bound once.
+local function admit_fixed_window(capacity, period_us)
+  return function(at_us, now_us, used, _, hits)
+    local into_us = now_us % period_us
+    if at_us < now_us - into_us then
+      used = 0
+    end
+    local remaining = capacity - used - hits
+    if remaining < 0 then
+      return nil
+    end
+    local reset_us = period_us - into_us
+    return used, used + hits, 0, remaining, reset_us, now_us + reset_us
+  end
+end
+

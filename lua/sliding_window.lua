@@ -1,0 +1,121 @@
+-- A window that moves with the clock, estimated from two fixed ones. The cell is the count of the current one and of the
+-- previous one. Mirrors src/engine/algorithm/sliding_window.rs. Pure: no redis.call.
+-- A table of functions, made only where one is needed: Redis runs the whole text on every call.
+
+local function sliding_window()
+  local SLIDING_COUNT_MAX = 4294967296
+  local SLIDING_PARTS = 1000000
+
+  -- Reads one rate from the arguments: see the contract in decide.lua.
+  local function rate(args, at)
+    local period_us, capacity, next_at = struct.unpack('<I7I4', args, at)
+    return { period_us = period_us, capacity = capacity, part_us = period_us / SLIDING_PARTS }, next_at
+  end
+
+  local function settle(rate, at_us, now_us, cell)
+    local period_us = rate.period_us
+    local passed_us = (now_us - now_us % period_us) - (at_us - at_us % period_us)
+    if passed_us >= period_us then
+      cell.previous = passed_us == period_us and cell.used or 0
+      cell.used = 0
+    end
+  end
+
+  -- x / y rounded up, of integers. `%` is exact and takes the sign of y, so that nothing is ever rounded.
+  local function div_ceil(x, y)
+    return (x + -x % y) / y
+  end
+
+  local function used(rate, now_us, cell)
+    if cell.previous == 0 then
+      return cell.used
+    end
+    local into_us = now_us % rate.period_us
+    local part = (into_us - into_us % rate.part_us) / rate.part_us
+    return cell.used + div_ceil(cell.previous * (SLIDING_PARTS - part), SLIDING_PARTS)
+  end
+
+  local function charge(_, cell, hits)
+    local used = cell.used + hits
+    cell.used = used < SLIDING_COUNT_MAX and used or SLIDING_COUNT_MAX
+  end
+
+  -- Gives back what was taken in the current window first, then what was taken in the previous one.
+  local function refund(_, cell, hits)
+    local current = cell.used < hits and cell.used or hits
+    cell.used = cell.used - current
+    local rest = hits - current
+    cell.previous = cell.previous > rest and cell.previous - rest or 0
+  end
+
+  -- To the end of the current window.
+  local function reset_us(rate, now_us)
+    return rate.period_us - now_us % rate.period_us
+  end
+
+  -- The first part of a window in which at most `room` of the `previous` hits are still covered.
+  local function first_part_with(previous, room)
+    if previous <= room then
+      return 0
+    end
+    local covered = room * SLIDING_PARTS
+    return SLIDING_PARTS - (covered - covered % previous) / previous
+  end
+
+  -- Until this many hits fit, where they do not fit now but can.
+  local function wait_us(rate, now_us, cell, hits)
+    local room = rate.capacity - hits
+    local window_us = now_us - now_us % rate.period_us
+    if cell.used <= room then
+      return window_us + rate.part_us * first_part_with(cell.previous, room - cell.used) - now_us
+    end
+    return window_us + rate.period_us + rate.part_us * first_part_with(cell.used, room) - now_us
+  end
+
+  -- When the cell is as good as absent: its hits leave with the window after theirs.
+  local function idle_at_us(rate, now_us, cell)
+    local end_us = now_us + rate.period_us - now_us % rate.period_us
+    if cell.used > 0 then
+      return end_us + rate.period_us
+    end
+    return cell.previous > 0 and end_us or now_us
+  end
+
+  return {
+    rate = rate,
+    settle = settle,
+    used = used,
+    charge = charge,
+    refund = refund,
+    reset_us = reset_us,
+    wait_us = wait_us,
+    idle_at_us = idle_at_us,
+  }
+end
+
+-- The same for a rate that has room, settled, charged and read in one call: given at_us, now_us, used, previous and hits, it
+-- returns before, used, previous, remaining, reset_us and idle_at_us, or nothing if there is no room. Calls and fields are
+-- what costs in Lua, so the functions above are written out here, and the rate is bound once.
+local function admit_sliding_window(capacity, period_us)
+  local parts = 1000000
+  local part_us = period_us / parts
+  return function(at_us, now_us, used, previous, hits)
+    local into_us = now_us % period_us
+    local passed_us = now_us - into_us - at_us + at_us % period_us
+    if passed_us >= period_us then
+      previous, used = passed_us == period_us and used or 0, 0
+    end
+    local before = used
+    if previous > 0 then
+      local covered = previous * (parts - (into_us - into_us % part_us) / part_us)
+      before = used + (covered + -covered % parts) / parts
+    end
+    local remaining = capacity - before - hits
+    if remaining < 0 then
+      return nil
+    end
+    local reset_us = period_us - into_us
+    return before, used + hits, previous, remaining, reset_us, now_us + reset_us + period_us
+  end
+end
+

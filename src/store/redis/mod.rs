@@ -1,0 +1,326 @@
+//! The distributed store: Redis or Valkey, on its own, behind Sentinel, or as a cluster.
+//!
+//! All counters of a request are decided in one script call, because their keys share a slot. Where a domain is partitioned, or
+//! rules per second live on a store of their own, there is one call for each part, side by side; each part is decided all or
+//! nothing, and if one of them refuses, what the others took for rules that spare refused requests is given back.
+//!
+//! Never decides what a caller gets when the store cannot answer, and never waits longer than the budget.
+//!
+//! The user that sluice is on the servers needs no more than this, as lines of an ACL file; the tests have it so. Keys begin with
+//! `CACHE_KEY_PREFIX`, so that `~*` can be narrowed to that.
+//!
+//! ```text
+//! user sluice on >PASSWORD ~* resetchannels -@all +eval +evalsha +script|load +time +get +set +ping
+//! in a cluster also: +cluster|slots +asking
+//! behind sentinels also: +role
+//! for a database other than 0 also: +select
+//! on sentinels: user sluice on >PASSWORD -@all +sentinel|get-master-addr-by-name
+//! ```
+
+pub mod connect;
+pub mod fault;
+pub mod lane;
+pub mod metrics;
+pub mod node;
+mod peek;
+pub mod report;
+pub mod script;
+pub mod settings;
+pub mod state;
+pub mod topology;
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep_until, timeout_at},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::warn;
+
+use self::{
+    fault::Fault,
+    lane::{Ask, Reply, Way},
+    metrics::StoreMetrics,
+    script::{Damage, ScriptFailure},
+    settings::RedisSettings,
+    topology::Nodes,
+};
+use super::{Answers, StoreFailure};
+use crate::engine::{
+    algorithm::{Check, Decision, refuses},
+    key,
+    plan::Plan,
+    quota::{OnOverLimit, Quota, Unit},
+    request::Hits,
+};
+
+/// What a caller needs of its time to get the answer home: so much at least, and this part of it.
+const MARGIN: Duration = Duration::from_millis(3);
+const MARGIN_PART: u32 = 10;
+/// Before a slot that is on its way is asked for again.
+const TRY_AGAIN: Duration = Duration::from_millis(2);
+/// How often a request is sent after its slot: it may have moved twice since the map was drawn, and be on its way again.
+const ASKED_MAX: usize = 6;
+/// A call that would have less than this left is not worth sending.
+const LEAST: Duration = Duration::from_millis(1);
+
+/// How often damaged keys are told of.
+const DAMAGE_TOLD_EVERY: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub struct RedisStore {
+    main: Arc<Backend>,
+    /// For rules whose unit is a second.
+    per_second: Option<Arc<Backend>>,
+    /// What is being given back.
+    gifts: TaskTracker,
+    damage_told: Mutex<Option<Instant>>,
+}
+
+#[derive(Debug)]
+struct Backend {
+    nodes: Nodes,
+    timeout: Duration,
+}
+
+impl Backend {
+    fn start(settings: RedisSettings, metrics: &Arc<StoreMetrics>, stop: &CancellationToken) -> Arc<Self> {
+        let timeout = settings.timeout;
+        Arc::new(Self { nodes: Nodes::start(&Arc::new(settings), metrics, stop), timeout })
+    }
+}
+
+/// The checks of a plan that are decided in one call, by their places in the plan.
+struct Part<'s> {
+    backend: &'s Arc<Backend>,
+    slot: u16,
+    checks: SmallVec<[usize; 4]>,
+}
+
+impl RedisStore {
+    /// Connects in the background. Nothing waits for it here.
+    #[must_use]
+    pub fn start(
+        main: RedisSettings,
+        per_second: Option<RedisSettings>,
+        metrics: &Arc<StoreMetrics>,
+        stop: &CancellationToken,
+    ) -> Self {
+        Self {
+            main: Backend::start(main, metrics, stop),
+            per_second: per_second.map(|settings| Backend::start(settings, metrics, stop)),
+            gifts: TaskTracker::new(),
+            damage_told: Mutex::default(),
+        }
+    }
+
+    /// Whether it answers now.
+    #[must_use]
+    pub fn is_well(&self) -> bool {
+        self.main.nodes.is_well() && self.per_second.as_ref().is_none_or(|backend| backend.nodes.is_well())
+    }
+
+    /// Waits until everything that is to be given back has been.
+    pub async fn drain(&self) {
+        self.gifts.close();
+        self.gifts.wait().await;
+    }
+
+    pub async fn decide(&self, plan: &Arc<Plan>, budget: Option<Duration>) -> Answers {
+        let parts = self.parts(plan);
+        if let [part] = &parts[..] {
+            return self.decide_part(plan, part, Ask::Whole(plan.clone()), budget).await;
+        }
+        self.decide_parts(plan, &parts, budget).await
+    }
+
+    /// One for each store and slot that the plan needs.
+    fn parts(&self, plan: &Plan) -> SmallVec<[Part<'_>; 2]> {
+        let mut parts: SmallVec<[Part<'_>; 2]> = SmallVec::new();
+        for (index, check) in plan.checks.iter().enumerate() {
+            let backend = match &self.per_second {
+                Some(per_second) if is_per_second(&check.quota) => per_second,
+                _ => &self.main,
+            };
+            let slot = key::slot(plan.keys.get(check.slot));
+            let belongs = |part: &&mut Part<'_>| Arc::ptr_eq(part.backend, backend) && part.slot == slot;
+            match parts.iter_mut().find(belongs) {
+                Some(part) => part.checks.push(index),
+                None => parts.push(Part { backend, slot, checks: SmallVec::from_slice(&[index]) }),
+            }
+        }
+        parts
+    }
+
+    async fn decide_parts(&self, plan: &Arc<Plan>, parts: &[Part<'_>], budget: Option<Duration>) -> Answers {
+        let deadline = deadline(self.main.timeout, budget);
+        let asks = parts.iter().map(|part| {
+            let ask = Ask::Part(Arc::new(plan.part(&part.checks)));
+            self.decide_part(plan, part, ask, budget)
+        });
+        let replies = futures_util::future::join_all(asks).await;
+        let mut all: SmallVec<[Option<Result<Decision, StoreFailure>>; 4]> =
+            SmallVec::from_elem(None, plan.checks.len());
+        for (part, reply) in parts.iter().zip(&replies) {
+            for (index, answer) in part.checks.iter().zip(reply) {
+                all[*index] = Some(*answer);
+            }
+        }
+        let mut all: Answers = all.into_iter().map(|answer| answer.unwrap_or(Err(StoreFailure::BadResponse))).collect();
+        // Given back even if the caller goes, and waited for, so that a caller who comes again finds it there.
+        let gifts = self.give_back(plan, parts, &mut all);
+        let _ = timeout_at(deadline, futures_util::future::join_all(gifts)).await;
+        all
+    }
+
+    /// One answer for each check of a part. Where a key is damaged, the script has decided nothing; the others are then asked for
+    /// without it, so that only its own rule has to do without the store.
+    async fn decide_part(&self, plan: &Plan, part: &Part<'_>, mut asked: Ask, budget: Option<Duration>) -> Answers {
+        let deadline = deadline(part.backend.timeout, budget);
+        let mut answers: Answers = SmallVec::from_elem(Err(StoreFailure::BadResponse), part.checks.len());
+        let mut open: SmallVec<[usize; 4]> = (0..part.checks.len()).collect();
+        loop {
+            let failure = match ask(part.backend, asked.clone(), part.slot, deadline).await {
+                Ok(Ok(decisions)) => {
+                    open.iter().zip(decisions).for_each(|(place, decision)| answers[*place] = Ok(decision));
+                    return answers;
+                }
+                Err(fault) => fault.failure(),
+                Ok(Err(ScriptFailure { slot, damage })) => {
+                    let (checks, keys) = asked.asked();
+                    self.tell_damage(keys.get(slot), damage);
+                    let mut its_slots = checks.iter().map(|check| check.slot);
+                    open.retain(|place| {
+                        let is_damaged = its_slots.next() == Some(slot);
+                        if is_damaged {
+                            answers[*place] = Err(damage.failure());
+                        }
+                        !is_damaged
+                    });
+                    if open.is_empty() {
+                        return answers;
+                    }
+                    let rest: SmallVec<[usize; 4]> = open.iter().map(|place| part.checks[*place]).collect();
+                    asked = Ask::Part(Arc::new(plan.part(&rest)));
+                    continue;
+                }
+            };
+            open.iter().for_each(|place| answers[*place] = Err(failure));
+            return answers;
+        }
+    }
+
+    /// Now and then, however often such a key is met.
+    fn tell_damage(&self, key: &str, damage: Damage) {
+        let mut told = self.damage_told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_some_and(|at| at.elapsed() < DAMAGE_TOLD_EVERY) {
+            return;
+        }
+        *told = Some(Instant::now());
+        drop(told);
+        warn!(
+            key,
+            reason = damage.name(),
+            "this key holds something that is not ours, or of a newer release; it is left as it is, and its rule follows the \
+             failure policy: see what writes it, or set CACHE_KEY_PREFIX"
+        );
+    }
+
+    /// A part that was not refused by itself has charged checks that a refused request should have spared.
+    fn give_back(&self, plan: &Arc<Plan>, parts: &[Part<'_>], answers: &mut Answers) -> Vec<JoinHandle<Reply>> {
+        let mut gifts = Vec::new();
+        let decided: SmallVec<[Decision; 4]> =
+            answers.iter().map(|answer| answer.unwrap_or(Decision::uncounted(true))).collect();
+        if !refuses(&plan.checks, &decided) {
+            return gifts;
+        }
+        for part in parts {
+            let of_part = |index: &usize| (plan.checks[*index].clone(), decided[*index]);
+            let (checks, its): (Vec<Check>, Vec<Decision>) = part.checks.iter().map(of_part).unzip();
+            if refuses(&checks, &its) {
+                continue;
+            }
+            let was_taken = |index: &&usize| {
+                let check = &plan.checks[**index];
+                let spares = check.quota.on_over_limit() == OnOverLimit::Spare;
+                spares && check.hits.taken() > 0 && answers[**index].is_ok_and(|decision| decision.fits)
+            };
+            let taken: SmallVec<[usize; 4]> = part.checks.iter().filter(was_taken).copied().collect();
+            if taken.is_empty() {
+                continue;
+            }
+            let (mut checks, keys) = plan.part(&taken);
+            for (check, index) in checks.iter_mut().zip(&taken) {
+                answers[*index] = answers[*index].map(|decision| spared(decision, check));
+                check.hits = Hits::Refund(check.hits.taken());
+            }
+            let (backend, slot, gift) = (part.backend.clone(), part.slot, Ask::Part(Arc::new((checks, keys))));
+            let deadline = deadline(backend.timeout, None);
+            gifts.push(self.gifts.spawn(async move { ask(&backend, gift, slot, deadline).await }));
+        }
+        gifts
+    }
+}
+
+/// The decision as if nothing had been taken.
+fn spared(decision: Decision, check: &Check) -> Decision {
+    let (hits, rate) = (check.hits.taken(), &check.quota.rates()[decision.rate]);
+    let shorter_us = if check.quota.algorithm().is_bucket() && rate.leak() > 0 {
+        (hits * rate.weight()).div_ceil(rate.leak()) * rate.tick_us()
+    } else {
+        0
+    };
+    Decision {
+        remaining: (decision.remaining + hits).min(rate.capacity()),
+        reset_us: decision.reset_us.saturating_sub(shorter_us),
+        ..decision
+    }
+}
+
+fn is_per_second(quota: &Quota) -> bool {
+    quota.rates().iter().all(|rate| rate.period().unit() == Unit::Second && rate.period().multiplier() == 1)
+}
+
+fn deadline(store: Duration, budget: Option<Duration>) -> Instant {
+    let budget = budget.map_or(store, |budget| budget.saturating_sub(MARGIN.max(budget / MARGIN_PART)).min(store));
+    Instant::now() + budget
+}
+
+/// Asks the node of a slot, and follows the slot where it has gone: a call that a node refused has not run. A node that is no
+/// longer a primary, or a slot whose keys are on their way, is tried once more.
+async fn ask(backend: &Backend, ask: Ask, slot: u16, deadline: Instant) -> Reply {
+    let nodes = &backend.nodes;
+    let tagged = nodes.is_cluster().then_some(slot);
+    let (mut node, mut way, mut tried_again) = (nodes.of(slot), Way::Shared, false);
+    let mut reply = Err(Fault::NotAsked);
+    for _ in 0..ASKED_MAX {
+        let Some(asked) = node else { return reply };
+        reply = asked.ask(ask.clone(), tagged, way, deadline).await;
+        let Err(fault) = &reply else { return reply };
+        (node, way) = match (fault, nodes) {
+            (Fault::Moved { address }, Nodes::Cluster(cluster)) => (cluster.named(address), Way::Shared),
+            (Fault::Ask { address }, Nodes::Cluster(cluster)) => (cluster.named(address), Way::Asking),
+            (Fault::ReadOnly, _) if !tried_again => (nodes.of(slot), Way::Shared),
+            (Fault::TryAgain, _) if !tried_again => {
+                sleep_until((Instant::now() + TRY_AGAIN).min(deadline)).await;
+                // Here, and not where the map says: it may not know yet how far the slot has come.
+                (Some(asked), Way::Alone)
+            }
+            _ => return reply,
+        };
+        tried_again |= matches!(fault, Fault::ReadOnly | Fault::TryAgain);
+        if deadline <= Instant::now() + LEAST {
+            return reply;
+        }
+        if let Some(node) = &node {
+            // One that was never heard of before may need a moment.
+            let _ = timeout_at(deadline, node.vitals.breaker.until_known()).await;
+        }
+    }
+    reply
+}

@@ -1,0 +1,278 @@
+//! One server of the store: its lanes, its breaker and the probe that finds out when it is well again.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bb8_redis::bb8::Pool;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    connect::{DialError, DialErrors, Dialer},
+    fault::Fault,
+    lane::{Ask, Lane, Pending, Reply, Way},
+    metrics::StoreMetrics,
+    report::Report,
+};
+use crate::{
+    engine::{
+        algorithm::{Check, Mode},
+        plan::Keys,
+        quota::{Period, Quota, Unit},
+        request::Hits,
+    },
+    store::breaker::Breaker,
+};
+
+/// Requests that wait in a lane; one more is a failure at once, not a wait.
+const QUEUE_MAX: usize = 1_024;
+const PROBE_FIRST: Duration = Duration::from_millis(25);
+/// With the dial before it, well below the second after which a store that is back must be in use again.
+const PROBE_LAST: Duration = Duration::from_millis(300);
+/// Between attempts with a password that was refused.
+const PROBE_DENIED: Duration = Duration::from_secs(2);
+
+/// The health of a node.
+#[derive(Debug)]
+pub struct Vitals {
+    pub breaker: Breaker,
+    pub report: Report,
+    /// The most that a call may take.
+    pub timeout: Duration,
+    metrics: Arc<StoreMetrics>,
+    era: Arc<AtomicU64>,
+}
+
+impl Vitals {
+    pub fn succeeded(&self, took: Duration) {
+        self.metrics.call_duration.record(took);
+        self.breaker.succeeded();
+    }
+
+    pub fn failed(&self, fault: &Fault) {
+        if fault.is_redirection() {
+            return;
+        }
+        let tripped = if fault.trips_at_once() { self.breaker.trip() } else { self.breaker.failed() };
+        self.tell(tripped, &fault.to_string(), fault.advice());
+    }
+
+    pub fn dial_failed(&self, error: &DialError) {
+        self.tell(self.breaker.trip(), &error.to_string(), None);
+    }
+
+    /// Callers cannot wait for it.
+    pub fn dial_is_slow(&self) {
+        if self.breaker.trip() {
+            let reason = format!("no connection within {:?}, which is the store timeout", self.timeout);
+            self.tell(true, &reason, None);
+        }
+    }
+
+    fn tell(&self, tripped: bool, reason: &str, advice: Option<&'static str>) {
+        if tripped {
+            self.metrics.breaker_trips.increment(1);
+            self.report.is_sick(reason, advice);
+        } else {
+            self.report.fails(reason, advice);
+        }
+    }
+
+    fn is_well(&self) {
+        if self.breaker.pass() {
+            self.report.is_well();
+        }
+    }
+
+    /// Connections of an earlier era lead to somebody who is no longer the primary.
+    #[must_use]
+    pub fn era(&self) -> u64 {
+        self.era.load(Ordering::Acquire)
+    }
+
+    /// A connection of this era has turned out to lead to a replica. Whether this ended it: told by many, it ends but once.
+    pub fn end_era(&self, era: u64) -> bool {
+        self.era.compare_exchange(era, era + 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+#[derive(Debug)]
+pub struct Node {
+    pub vitals: Arc<Vitals>,
+    /// One connection more than there are lanes, for what does not decide.
+    pub pool: Pool<Dialer>,
+    lanes: Arc<[mpsc::Sender<Pending>]>,
+    next: AtomicUsize,
+    stop: CancellationToken,
+}
+
+/// The lanes end when they have answered what they have; the probe ends at once.
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Node {
+    /// Connects in the background. `canary` is a key of this node that the probe may charge.
+    #[must_use]
+    pub fn start(dialer: Dialer, canary: &str, metrics: Arc<StoreMetrics>, stop: &CancellationToken) -> Arc<Self> {
+        let connections = dialer.settings.connections.max(1);
+        let vitals = Arc::new(Vitals {
+            breaker: Breaker::tripped(),
+            report: Report::new(dialer.target.to_string()),
+            timeout: dialer.settings.timeout,
+            metrics,
+            era: dialer.era.clone(),
+        });
+        let dial_errors = DialErrors::default();
+        let patience = dialer.patience();
+        let pool = Pool::builder()
+            .max_size(u32::try_from(connections + 1).unwrap_or(u32::MAX))
+            .connection_timeout(patience * 2)
+            .retry_connection(false)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .test_on_check_out(false)
+            .error_sink(Box::new(dial_errors.clone()))
+            .build_unchecked(dialer);
+        let lanes = (0..connections).map(|_| {
+            let (sender, queue) = mpsc::channel(QUEUE_MAX);
+            tokio::spawn(Lane::new(queue, pool.clone(), dial_errors.clone(), vitals.clone()).run());
+            sender
+        });
+        let lanes: Arc<[_]> = lanes.collect();
+        let stop = stop.child_token();
+        let probe = Probe { lanes: lanes.clone(), vitals: vitals.clone(), canary: canary_ask(canary), patience };
+        tokio::spawn({
+            let stop = stop.clone();
+            async move { stop.run_until_cancelled(probe.run()).await }
+        });
+        Arc::new(Self { vitals, pool, lanes, next: AtomicUsize::new(0), stop })
+    }
+
+    /// Asks, and waits until the deadline at most.
+    pub async fn ask(&self, ask: Ask, slot: Option<u16>, way: Way, deadline: Instant) -> Reply {
+        let reply = if self.vitals.breaker.is_passing() {
+            let lane = &self.lanes[self.next.fetch_add(1, Ordering::Relaxed) % self.lanes.len()];
+            ask_lane(lane, ask, slot, way, deadline).await
+        } else {
+            Err(Fault::NotAsked)
+        };
+        if reply.as_ref().is_err_and(|fault| !fault.has_not_run()) {
+            self.vitals.report.unanswered();
+        }
+        reply
+    }
+}
+
+async fn ask_lane(lane: &mpsc::Sender<Pending>, ask: Ask, slot: Option<u16>, way: Way, deadline: Instant) -> Reply {
+    let (reply, answer) = oneshot::channel();
+    if lane.try_send(Pending { ask, slot, way, deadline, reply }).is_err() {
+        return Err(Fault::NotAsked);
+    }
+    match timeout_at(deadline, answer).await {
+        Ok(Ok(reply)) => reply,
+        // The lane found it too late to send.
+        Ok(Err(_)) | Err(_) => Err(Fault::Timeout),
+    }
+}
+
+/// Asks a tripped node now and then, on the way that callers take, with the real script on a key of its own: a PING would be
+/// answered by a server that has no memory, no script or no permission left for us. Nobody else dials while it does.
+struct Probe {
+    lanes: Arc<[mpsc::Sender<Pending>]>,
+    vitals: Arc<Vitals>,
+    canary: Ask,
+    /// How long a dial may take.
+    patience: Duration,
+}
+
+impl Probe {
+    async fn run(self) {
+        loop {
+            self.vitals.breaker.until_tripped().await;
+            let mut pause = PROBE_FIRST;
+            while let Err(fault) = self.probe().await {
+                sleep(pause.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+                let longest = if let Fault::Denied(_) = fault { PROBE_DENIED } else { PROBE_LAST };
+                pause = (pause * 2).min(longest);
+            }
+            self.vitals.is_well();
+        }
+    }
+
+    /// The first lane alone, so that a node that is not there is dialled once; then the others, so that all are connected
+    /// before the first caller comes.
+    async fn probe(&self) -> Result<(), Fault> {
+        let Some((first, others)) = self.lanes.split_first() else { return Ok(()) };
+        self.probe_lane(first).await?;
+        let probed = futures_util::future::join_all(others.iter().map(|lane| self.probe_lane(lane))).await;
+        probed.into_iter().collect()
+    }
+
+    async fn probe_lane(&self, lane: &mpsc::Sender<Pending>) -> Result<(), Fault> {
+        let deadline = Instant::now() + self.patience * 2 + self.vitals.timeout;
+        match ask_lane(lane, self.canary.clone(), None, Way::Alone, deadline).await {
+            Err(fault) if !fault.is_redirection() => Err(fault),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One of a thousand per second, so that the key is gone soon after.
+fn canary_ask(key: &str) -> Ask {
+    let quota = Period::try_new(Unit::Second, 1).and_then(|period| Quota::fixed_window(1_000, period));
+    let quota = Arc::new(quota.expect("a thousand per second is a quota"));
+    let check = Check { quota, slot: 0, hits: Hits::ONE, mode: Mode::Shadow, chained: false };
+    Ask::Part(Arc::new((vec![check], [key].into_iter().collect::<Keys>())))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use metrics::{Counter, Histogram};
+
+    use super::*;
+
+    /// Of a node that is well, and that nobody counts.
+    pub fn vitals() -> Vitals {
+        let metrics = StoreMetrics { call_duration: Histogram::noop(), breaker_trips: Counter::noop() };
+        let vitals = Vitals {
+            breaker: Breaker::tripped(),
+            report: Report::new("node".to_owned()),
+            timeout: Duration::from_millis(10),
+            metrics: Arc::new(metrics),
+            era: Arc::default(),
+        };
+        vitals.is_well();
+        vitals
+    }
+
+    #[tokio::test]
+    async fn an_era_ends_once_however_many_say_so() {
+        let vitals = vitals();
+        assert!(vitals.end_era(0));
+        assert!(!vitals.end_era(0));
+        assert_eq!(vitals.era(), 1);
+    }
+
+    #[tokio::test]
+    async fn where_a_slot_is_says_nothing_about_the_health_of_a_node() {
+        let vitals = vitals();
+        for _ in 0..100 {
+            vitals.failed(&Fault::TryAgain);
+            vitals.failed(&Fault::Moved { address: "elsewhere:1".to_owned() });
+        }
+        assert!(vitals.breaker.is_passing());
+        vitals.failed(&Fault::Down("LOADING".to_owned()));
+        assert!(!vitals.breaker.is_passing());
+    }
+}
