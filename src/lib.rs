@@ -3,8 +3,10 @@
 pub mod config;
 pub mod drain;
 pub mod engine;
+pub mod explain;
 pub mod grpc;
 pub mod health;
+pub mod http;
 pub mod limiter;
 pub mod live;
 pub mod load_report;
