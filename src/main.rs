@@ -1,3 +1,10 @@
-//! The `sluice` program.
+//! The `sluice` program: see [`sluice::cli`].
 
-fn main() {}
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    sluice::cli::run()
+}

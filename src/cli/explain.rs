@@ -1,0 +1,137 @@
+//! `sluice explain`: which rules a request meets, and why.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{TcpStream, ToSocketAddrs as _},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use clap::{Arg, ArgMatches, Command, value_parser};
+
+use super::{BAD, OK, UNUSABLE, format_arg};
+use crate::{
+    config::{CompileOptions, compile, read_sources},
+    explain::{explain, parse_descriptor},
+};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+pub fn command() -> Command {
+    Command::new("explain")
+        .about("Say which rule a request meets and why, its counters and their slots; charges nothing")
+        .after_help(
+            "Examples:\n  sluice explain --rules config/rules --domain edge api_key=abc\n  sluice explain --server 127.0.0.1:6070 --domain \
+             edge api_key=abc tenant=acme,path=/v1\n\nOffline, the rules come from files. Live, a running server is asked on its debug \
+             port, and says where the counters stand, too.",
+        )
+        .arg(
+            Arg::new("descriptors")
+                .value_name("DESCRIPTOR")
+                .required(true)
+                .num_args(1..)
+                .help("Entries of a descriptor as key=value,key=value; `\\,` is a comma inside a value"),
+        )
+        .arg(Arg::new("domain").long("domain").value_name("NAME").required(true).help("The domain of the request"))
+        .arg(
+            Arg::new("rules")
+                .long("rules")
+                .value_name("PATH")
+                .value_parser(value_parser!(PathBuf))
+                .conflicts_with("server")
+                .help("A file or directory with rules [default: config/rules]"),
+        )
+        .arg(
+            Arg::new("server")
+                .long("server")
+                .value_name("HOST:PORT")
+                .help("The debug port of a running sluice, such as 127.0.0.1:6070"),
+        )
+        .arg(format_arg())
+}
+
+pub fn run(matches: &ArgMatches) -> u8 {
+    let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
+    let descriptors: Vec<String> = matches.get_many("descriptors").into_iter().flatten().cloned().collect();
+    let mut parsed = Vec::new();
+    for descriptor in &descriptors {
+        match parse_descriptor(descriptor) {
+            Ok(entries) => parsed.push(entries),
+            Err(reason) => {
+                eprintln!("sluice: '{descriptor}' is no descriptor: {reason}");
+                return UNUSABLE;
+            }
+        }
+    }
+    let (domain, json) = (text("domain"), text("format") == "json");
+    if let Some(server) = matches.get_one::<String>("server") {
+        return match ask(server, &domain, &descriptors, json) {
+            Ok(answer) => {
+                println!("{}", answer.trim_end());
+                OK
+            }
+            Err(failed) => {
+                eprintln!("sluice: {failed:#}");
+                UNUSABLE
+            }
+        };
+    }
+    let path = matches.get_one::<PathBuf>("rules").cloned().unwrap_or_else(|| PathBuf::from("config/rules"));
+    let sources = match read_sources(&path) {
+        Ok(sources) => sources,
+        Err(error) => {
+            eprintln!("sluice: {error}");
+            return UNUSABLE;
+        }
+    };
+    match compile(&sources, &CompileOptions { merge_domains: true, ..CompileOptions::default() }) {
+        Ok(compiled) => {
+            let explanation = explain(&compiled.set, &domain, &parsed);
+            if json {
+                println!("{}", serde_json::to_string_pretty(&explanation).unwrap_or_default());
+            } else {
+                println!("{explanation}");
+            }
+            OK
+        }
+        Err(errors) => {
+            errors.iter().for_each(|error| eprintln!("{error}\n"));
+            eprintln!("sluice: the rules in {} are bad: see above", path.display());
+            BAD
+        }
+    }
+}
+
+/// One GET, over plain HTTP: the debug port has no more than that.
+fn ask(server: &str, domain: &str, descriptors: &[String], json: bool) -> anyhow::Result<String> {
+    let address = server.trim_start_matches("http://").trim_end_matches('/');
+    let mut path = format!("/explain?domain={}", encoded(domain));
+    for descriptor in descriptors {
+        path += &format!("&descriptor={}", encoded(descriptor));
+    }
+    path += if json { "&format=json" } else { "&format=text" };
+    let unreachable =
+        || format!("cannot reach {address}: give the debug address of a running sluice (DEBUG_HOST:DEBUG_PORT)");
+    let resolved = address.to_socket_addrs().with_context(unreachable)?.next().with_context(unreachable)?;
+    let mut stream = TcpStream::connect_timeout(&resolved, PATIENCE).with_context(unreachable)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").with_context(unreachable)?;
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).with_context(unreachable)?;
+    let response = String::from_utf8_lossy(&response);
+    let (head, body) = response.split_once("\r\n\r\n").with_context(|| format!("{address} does not speak HTTP"))?;
+    if !head.starts_with("HTTP/1.1 200") {
+        bail!("{address} answers: {}", body.trim());
+    }
+    Ok(body.to_owned())
+}
+
+/// Percent-encoded, for a query.
+fn encoded(text: &str) -> String {
+    let encode = |byte: u8| match byte {
+        byte if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encode).collect()
+}
