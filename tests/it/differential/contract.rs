@@ -1,0 +1,103 @@
+//! The contract of the script, one thing at a time.
+
+use super::*;
+
+fn one(key: &str, quota: &Arc<Quota>) -> Asking {
+    let check = Check { quota: quota.clone(), slot: 0, hits: Hits::ONE, mode: Mode::Enforce, chained: false };
+    Asking { checks: vec![check], keys: [key].into_iter().collect() }
+}
+
+fn ten_per_second() -> Arc<Quota> {
+    let period = Period::try_new(Unit::Second, 1).unwrap();
+    let rate = RateSpec { requests: 10, period, burst: Some(100), name: None };
+    Arc::new(Quota::try_new(Algorithm::TokenBucket, vec![rate], OnOverLimit::Spare, false).unwrap())
+}
+
+#[test]
+fn the_worked_example_of_the_contract_is_true() {
+    for binary in [REDIS, VALKEY] {
+        let server = Server::start(binary);
+        let mut connection = connect(&server);
+        let batch = [one("{edge}b1/2:ip7:1.2.3.4", &ten_per_second())];
+        let reply: redis::Value = evalsha(START_US, &batch).query(&mut connection).unwrap();
+        let numbers = [1_u64, 0, 99, 100_000];
+        let bytes = numbers.iter().flat_map(|number| number.to_le_bytes().into_iter().take(7)).collect();
+        assert_eq!(reply, redis::Value::BulkString(bytes), "{binary}");
+    }
+}
+
+#[test]
+fn without_a_time_the_clock_of_the_server_counts() {
+    for binary in [REDIS, VALKEY] {
+        let server = Server::start(binary);
+        let mut connection = connect(&server);
+        let time_us = |connection: &mut Connection| {
+            let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(connection).unwrap();
+            seconds * 1_000_000 + micros
+        };
+        let period = Period::try_new(Unit::Year, 1).unwrap();
+        let quota = Arc::new(Quota::fixed_window(10, period).unwrap());
+        let before_us = time_us(&mut connection);
+        call(&mut connection, 0, &[one("{test}a", &quota)]);
+        let after_us = time_us(&mut connection);
+        let value: Vec<u8> = redis::cmd("GET").arg("{test}a").query(&mut connection).unwrap();
+        assert!((before_us..=after_us).contains(&state::decode(&value).unwrap().at_us), "{binary}");
+        let calls: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).unwrap();
+        assert!(calls.contains("cmdstat_time:calls=3,"), "{binary}: {calls}");
+    }
+}
+
+#[test]
+fn a_key_that_many_requests_of_a_batch_use_is_read_and_written_once() {
+    for binary in [REDIS, VALKEY] {
+        let server = Server::start(binary);
+        let mut connection = connect(&server);
+        let quota = ten_per_second();
+        let batch: Vec<Asking> = (0..8).map(|_| one("{test}a", &quota)).collect();
+        let answers = call(&mut connection, START_US, &batch);
+        let remaining: Vec<u64> = answers.iter().map(|answer| answer.as_ref().unwrap()[0].remaining).collect();
+        assert_eq!(remaining, [99, 98, 97, 96, 95, 94, 93, 92], "{binary}");
+        let calls: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).unwrap();
+        assert!(calls.contains("cmdstat_get:calls=1,") && calls.contains("cmdstat_set:calls=1,"), "{binary}: {calls}");
+    }
+}
+
+#[test]
+fn a_key_that_is_not_ours_fails_only_the_requests_that_use_it_and_is_left_as_it_is() {
+    let hostile: [(&str, &[u8]); 5] = [
+        ("nonsense", b"hello, world"),
+        ("short", b"1"),
+        ("newer", b"\x20\0\0\0\0\0\0\0\0\0\0\0"),
+        ("torn", b"\x10\0\0\0\0\0\0\0\0\0\0\0\0"),
+        ("beyond", b"\x10\xff\xff\xff\xff\xff\xff\xff\0\0\0\0"),
+    ];
+    for binary in [REDIS, VALKEY] {
+        let server = Server::start(binary);
+        let mut connection = connect(&server);
+        let quota = ten_per_second();
+        redis::cmd("LPUSH").arg("{test}list").arg("x").exec(&mut connection).unwrap();
+        for (name, value) in hostile {
+            redis::cmd("SET").arg(format!("{{test}}{name}")).arg(value).exec(&mut connection).unwrap();
+        }
+        let damaged =
+            hostile.map(|(name, _)| (name, Damage::BadResponse)).into_iter().chain([("list", Damage::BadTypes)]);
+        for (name, damage) in damaged {
+            let key = format!("{{test}}{name}");
+            let mut pair = one("{test}good", &quota);
+            pair.keys = ["{test}good", key.as_str()].into_iter().collect();
+            pair.checks.push(Check { slot: 1, ..pair.checks[0].clone() });
+            redis::cmd("DEL").arg("{test}good").exec(&mut connection).unwrap();
+            let dumped =
+                |connection: &mut Connection| -> Vec<u8> { redis::cmd("DUMP").arg(&key).query(connection).unwrap() };
+            let before = dumped(&mut connection);
+            let batch = [one("{test}good", &quota), pair, one(&key, &quota), one("{test}good", &quota)];
+            let answers = call(&mut connection, START_US, &batch);
+            let remaining = |index: usize| answers[index].as_ref().map(|decisions| decisions[0].remaining);
+            assert_eq!(remaining(0), Ok(99), "{binary} {name}");
+            assert_eq!(remaining(1), Err(&ScriptFailure { slot: 1, damage }), "{binary} {name}");
+            assert_eq!(remaining(2), Err(&ScriptFailure { slot: 0, damage }), "{binary} {name}");
+            assert_eq!(remaining(3), Ok(98), "{binary} {name}");
+            assert_eq!(dumped(&mut connection), before, "{binary} {name}");
+        }
+    }
+}

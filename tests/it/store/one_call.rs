@@ -1,0 +1,86 @@
+//! How often the store is asked, counted by the store itself.
+
+use super::{Stage, ask_all};
+use crate::{
+    harness::grpc::{Code, request},
+    servers::{Cluster, REDIS, Server, alone},
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - {key: a, rate_limit: {unit: year, requests_per_unit: 100}}
+  - {key: b, rate_limit: {algorithm: token_bucket, unit: hour, requests_per_unit: 100}}
+  - {key: c, rate_limit: {algorithm: sliding_window, unit: day, requests_per_unit: 100}}
+---
+domain: spread
+partition_by: [tenant]
+descriptors:
+  - {key: tenant, rate_limit: {algorithm: token_bucket, unit: year, requests_per_unit: 1, burst: 3}}
+  - {key: shut, rate_limit: {unit: year, requests_per_unit: 0}}
+";
+
+fn calls(stage: &Stage) -> u64 {
+    stage.servers().iter().map(|server| server.calls("evalsha") + server.calls("eval")).sum()
+}
+
+fn one_call_for_each_request(stage: &Stage) {
+    let sluice = stage.sluice(RULES, &[]);
+    let probes = calls(stage);
+    for turn in 1..=5 {
+        let response = sluice.ask(ask_all("d", &[("a", "1"), ("b", "1"), ("c", "1")])).unwrap();
+        assert_eq!(response.statuses.len(), 3);
+        assert!(response.statuses.iter().all(|status| status.limit_remaining == 100 - turn));
+    }
+    assert_eq!(calls(stage) - probes, 5, "one call for three rules");
+
+    let probes = calls(stage);
+    let response = sluice.ask(ask_all("nowhere", &[("a", "1")])).unwrap();
+    assert_eq!(response.overall_code, i32::from(Code::Ok));
+    assert_eq!(calls(stage) - probes, 0, "no call for no rule");
+    stage.assert_clean();
+}
+
+#[test]
+fn a_request_is_one_call() {
+    one_call_for_each_request(&Stage::Single(Server::start(REDIS)));
+}
+
+#[test]
+fn a_request_is_one_call_to_a_cluster_and_one_for_each_tag_of_a_partitioned_domain() {
+    let _alone = alone();
+    let stage = Stage::Cluster(Cluster::start(REDIS));
+    one_call_for_each_request(&stage);
+
+    let sluice = stage.sluice(RULES, &[]);
+    let before = calls(&stage);
+    let response = sluice.ask(ask_all("spread", &[("tenant", "x"), ("tenant", "y"), ("tenant", "z")])).unwrap();
+    assert_eq!(response.overall_code, i32::from(Code::Ok));
+    assert_eq!(calls(&stage) - before, 3, "one for each tag");
+    assert_eq!(stage.servers().iter().map(|server| server.calls("asking")).sum::<u64>(), 0);
+
+    // A refusal by one tag: what the others took is given back, by a call to each of them.
+    let before = calls(&stage);
+    let response = sluice.ask(ask_all("spread", &[("tenant", "x"), ("shut", "1"), ("tenant", "y")])).unwrap();
+    assert_eq!(response.overall_code, i32::from(Code::OverLimit));
+    assert_eq!(calls(&stage) - before, 5, "it was given back before the answer");
+    for tenant in ["x", "y"] {
+        let response = sluice.ask(request("spread", &[("tenant", tenant)])).unwrap();
+        assert_eq!(response.statuses[0].limit_remaining, 1, "{tenant} has only paid for what was admitted");
+    }
+    stage.assert_clean();
+}
+
+#[test]
+fn what_is_to_be_given_back_is_given_back_before_the_process_ends() {
+    let stage = Stage::Single(Server::start(REDIS));
+    let sluice = stage.sluice(RULES, &[]);
+    let response = sluice.ask(ask_all("spread", &[("tenant", "x"), ("shut", "1")])).unwrap();
+    assert_eq!(response.overall_code, i32::from(Code::OverLimit));
+    let (status, _) = sluice.stop();
+    assert!(status.success());
+    let other = stage.sluice(RULES, &[]);
+    let response = other.ask(request("spread", &[("tenant", "x")])).unwrap();
+    assert_eq!(response.statuses[0].limit_remaining, 2);
+    stage.assert_clean();
+}
