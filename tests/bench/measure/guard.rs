@@ -1,0 +1,67 @@
+//! Compares instruction counts with the figures that are committed, and fails where one has grown.
+
+use std::{collections::BTreeMap, fs};
+
+use super::{
+    instructions::{Case, WIDTH, embedded, figures_file, of_operations, per_decision},
+    load::Asked,
+    servers::Kind,
+};
+
+/// A count may grow by this part, which is more than counts vary by themselves: see the README.
+const MARGIN: f64 = 0.05;
+const HEAD: &str =
+    "# Instructions, counted by callgrind. `tests/bench/guard` fails beyond 5 % of them; `tests/bench/guard --update`
+# writes them anew, for a change that is worth it. They depend on the compiler and on the dependencies.
+";
+
+/// Whether all is as it was, or better.
+pub fn run(update: bool) -> bool {
+    let measured = measured();
+    if update {
+        let lines: Vec<String> = measured.iter().map(|(name, count)| format!("{count:.0} {name}\n")).collect();
+        fs::write(figures_file(), format!("{HEAD}{}", lines.concat())).expect("the figures can be written");
+        return true;
+    }
+    let known = known();
+    let mut good = true;
+    println!("{:>10} {:>10} {:>8}  what", "committed", "now", "change");
+    for (name, count) in &measured {
+        let Some(known) = known.get(name) else {
+            println!("{:>10} {count:>10.0} {:>8}  {name}: not committed", "-", "-");
+            good = false;
+            continue;
+        };
+        let change = count / known - 1.0;
+        let is_over = change > MARGIN;
+        let remark = if is_over { ": too many" } else { "" };
+        println!("{known:>10.0} {count:>10.0} {:>+7.1}%  {name}{remark}", change * 100.0);
+        good &= !is_over;
+    }
+    if !good {
+        println!(
+            "\nMake it lean again, or, if it is worth it, run `tests/bench/guard --update` and say why in the commit."
+        );
+    }
+    good
+}
+
+fn measured() -> Vec<(String, f64)> {
+    let case = |name, kind, asked| Case { name, kind, asked, expect: "ok" };
+    let requests = [
+        case("request: floor", Kind::Floor, Asked::One),
+        case("request: embedded, 1 rule", embedded("1.yaml"), Asked::One),
+        case("request: embedded, 3 rules", embedded("3.yaml"), Asked::Three),
+    ];
+    let requests = requests.iter().map(|case| (case.name.to_owned(), per_decision(case, WIDTH)));
+    of_operations().into_iter().chain(requests).collect()
+}
+
+fn known() -> BTreeMap<String, f64> {
+    let text = fs::read_to_string(figures_file()).unwrap_or_default();
+    let figure = |line: &str| {
+        let (count, name) = line.split_once(' ')?;
+        Some((name.to_owned(), count.parse().ok()?))
+    };
+    text.lines().filter(|line| !line.starts_with('#')).filter_map(figure).collect()
+}

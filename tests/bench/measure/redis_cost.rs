@@ -1,0 +1,152 @@
+//! What a decision costs Redis: CPU of its main thread beside INCRBY + EXPIRE in the same run, and memory beside a hash.
+
+use std::{fs, thread, time::Instant};
+
+use super::{
+    Wishes,
+    load::{self, Asked, number},
+    servers::{Kind, Redis, Running},
+    table::{Rounds, Table},
+};
+
+/// Decisions of the plain pair that travel together.
+const DEPTH: usize = 8;
+const PAIR_CONNECTIONS: usize = 16;
+const KEYS: usize = 1_000_000;
+
+pub fn measure(wishes: &Wishes) {
+    cpu(wishes);
+    memory();
+}
+
+fn cpu(wishes: &Wishes) {
+    let redis = Redis::start();
+    let server = |rules| Running::start(Kind::Sluice { rules, redis: Some(redis.port) }, &[]);
+    let servers = [
+        ("1 rule, 100k keys", server("1.yaml"), Asked::OneOfMany),
+        ("1 rule, 1 key", server("1.yaml"), Asked::One),
+        ("bucket, 1 rate", server("bucket.yaml"), Asked::OneOfMany),
+        ("bucket, 3 rates", server("3-rates.yaml"), Asked::OneOfMany),
+        ("3 rules", server("3.yaml"), Asked::Three),
+        ("refused", server("refused.yaml"), Asked::One),
+    ];
+    let mut rounds: Vec<Vec<(f64, f64)>> = vec![Vec::new(); servers.len() + 1];
+    for _ in 0..wishes.rounds {
+        rounds[0].push(spent(&redis, || pairs(&redis, wishes.seconds)));
+        for (index, (_, server, asked)) in servers.iter().enumerate() {
+            rounds[index + 1].push(spent(&redis, || {
+                let duration = format!("{}s", wishes.seconds);
+                let report = load::bench(&server.address, *asked, &["--duration", &duration, "--warmup", "0ms"]);
+                number(&report, "/answers")
+            }));
+        }
+    }
+    let columns = ["what", "CPU us/decision, median", "spread", "least", "x INCRBY + EXPIRE", "commands/decision"];
+    let table = Table::new("Redis: main thread", &columns);
+    let names = ["INCRBY + EXPIRE, 8 deep"].into_iter().chain(servers.iter().map(|(name, ..)| *name));
+    let pair = Rounds::new(rounds[0].iter().map(|(us, _)| *us).collect()).median();
+    for (name, rounds) in names.zip(&rounds) {
+        let us = Rounds::new(rounds.iter().map(|(us, _)| *us).collect());
+        let commands = Rounds::new(rounds.iter().map(|(_, commands)| *commands).collect());
+        table.row(&[
+            name.to_owned(),
+            format!("{:.2}", us.median()),
+            us.spread(),
+            format!("{:.2}", us.least()),
+            format!("{:.2}", us.median() / pair),
+            format!("{:.3}", commands.median()),
+        ]);
+    }
+}
+
+/// Microseconds of the main thread, and commands of clients, for each of the decisions that `work` makes.
+fn spent(redis: &Redis, work: impl FnOnce() -> f64) -> (f64, f64) {
+    let calls = || calls(redis);
+    let (cpu_before, calls_before) = (main_thread_us(redis), calls());
+    let decisions = work();
+    ((main_thread_us(redis) - cpu_before) / decisions, (calls() - calls_before) / decisions)
+}
+
+/// From the scheduler, to the nanosecond; INFO has it in the same place, but rounded.
+fn main_thread_us(redis: &Redis) -> f64 {
+    let path = format!("/proc/{0}/task/{0}/schedstat", redis.id());
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let ns: f64 = text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or_else(|| panic!("{path}: {text}"));
+    ns / 1_000.0
+}
+
+/// How often clients asked: what scripts call inside is not counted here.
+fn calls(redis: &Redis) -> f64 {
+    let text: String = redis::cmd("INFO").arg("commandstats").query(&mut redis.connect()).expect("INFO is answered");
+    let calls = text.lines().filter_map(|line| {
+        let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(':')?;
+        let is_ours = ["evalsha", "eval", "incrby", "expire"].contains(&name);
+        is_ours.then_some(rest.strip_prefix("calls=")?.split(',').next()?.parse::<f64>().ok()?)
+    });
+    calls.sum()
+}
+
+/// The plain pair, from several connections, for some seconds.
+fn pairs(redis: &Redis, seconds: u64) -> f64 {
+    let began = Instant::now();
+    let client = |index: usize| {
+        let mut connection = redis.connect();
+        thread::spawn(move || {
+            let mut random = fastrand::Rng::with_seed(index as u64);
+            let mut decisions = 0_u32;
+            while began.elapsed().as_secs() < seconds {
+                let mut pipeline = redis::pipe();
+                for _ in 0..DEPTH {
+                    let key = key_of(random.usize(..100_000));
+                    pipeline.cmd("INCRBY").arg(&key).arg(1).ignore().cmd("EXPIRE").arg(&key).arg(1).ignore();
+                }
+                pipeline.query::<()>(&mut connection).expect("redis answers");
+                decisions += 8;
+            }
+            decisions
+        })
+    };
+    let clients: Vec<_> = (0..PAIR_CONNECTIONS).map(client).collect();
+    clients.into_iter().map(|client| f64::from(client.join().expect("clients do not panic"))).sum()
+}
+
+/// 60 bytes, about what a counter of a user and a path has.
+fn key_of(number: usize) -> String {
+    format!("{{bench}}f1/4:user27:user-{number:022}6:region4:eu-1")
+}
+
+fn memory() {
+    let state = sluice::store::redis::state::encode(&sluice::engine::algorithm::State {
+        at_us: 1_794_794_128_000_000,
+        cells: [sluice::engine::algorithm::Cell { used: 1_000_000, previous: 0 }].into_iter().collect(),
+        denials: 0,
+    });
+    let string = per_key(|pipeline, key| {
+        pipeline.cmd("SET").arg(key).arg(&state[..]).arg("PX").arg(86_400_000).ignore();
+    });
+    let hash = per_key(|pipeline, key| {
+        // As most limiters keep it: what is left and since when, with fractions.
+        let (left, since) = ("999999.123456", "1794794128.123456");
+        pipeline.cmd("HSET").arg(key).arg("tokens").arg(left).arg("ts").arg(since).ignore();
+        pipeline.cmd("PEXPIRE").arg(key).arg(86_400_000).ignore();
+    });
+    let title = format!("Redis: memory for a key of {} bytes, one rate, 1M keys", key_of(0).len());
+    let table = Table::new(&title, &["layout", "used_memory/key", "x hash"]);
+    table.row(&["hash".to_owned(), format!("{hash:.1}"), "1.00".to_owned()]);
+    table.row(&["sluice".to_owned(), format!("{string:.1}"), format!("{:.2}", string / hash)]);
+}
+
+fn per_key(put: impl Fn(&mut redis::Pipeline, &str)) -> f64 {
+    let redis = Redis::start();
+    let before = redis.info("memory", "used_memory");
+    let mut connection = redis.connect();
+    for first in (0..KEYS).step_by(1_000) {
+        let mut pipeline = redis::pipe();
+        (first..first + 1_000).for_each(|number| put(&mut pipeline, &key_of(number)));
+        pipeline.query::<()>(&mut connection).expect("redis answers");
+    }
+    drop(connection);
+    #[expect(clippy::cast_precision_loss, reason = "a million")]
+    let per_key = (redis.info("memory", "used_memory") - before) / KEYS as f64;
+    per_key
+}
