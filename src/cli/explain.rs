@@ -14,6 +14,7 @@ use super::{BAD, OK, UNUSABLE, format_arg};
 use crate::{
     config::{CompileOptions, compile, read_sources},
     explain::{explain, parse_descriptor},
+    http::debug::explain_path,
 };
 
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -106,11 +107,7 @@ pub fn run(matches: &ArgMatches) -> u8 {
 /// One GET, over plain HTTP: the debug port has no more than that.
 fn ask(server: &str, domain: &str, descriptors: &[String], json: bool) -> anyhow::Result<String> {
     let address = server.trim_start_matches("http://").trim_end_matches('/');
-    let mut path = format!("/explain?domain={}", encoded(domain));
-    for descriptor in descriptors {
-        path += &format!("&descriptor={}", encoded(descriptor));
-    }
-    path += if json { "&format=json" } else { "&format=text" };
+    let path = explain_path(domain, descriptors, if json { "json" } else { "text" });
     let unreachable =
         || format!("cannot reach {address}: give the debug address of a running sluice (DEBUG_HOST:DEBUG_PORT)");
     let resolved = address.to_socket_addrs().with_context(unreachable)?.next().with_context(unreachable)?;
@@ -125,13 +122,4 @@ fn ask(server: &str, domain: &str, descriptors: &[String], json: bool) -> anyhow
         bail!("{address} answers: {}", body.trim());
     }
     Ok(body.to_owned())
-}
-
-/// Percent-encoded, for a query.
-fn encoded(text: &str) -> String {
-    let encode = |byte: u8| match byte {
-        byte if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    };
-    text.bytes().map(encode).collect()
 }
