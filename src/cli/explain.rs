@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::{Arg, ArgMatches, Command, value_parser};
 
-use super::{BAD, OK, UNUSABLE, format_arg};
+use super::{BAD, OK, UNUSABLE, descriptors_arg, format_arg};
 use crate::{
     config::{CompileOptions, compile, read_sources},
     explain::{explain, parse_descriptor},
@@ -27,13 +27,7 @@ pub fn command() -> Command {
              edge api_key=abc tenant=acme,path=/v1\n\nOffline, the rules come from files. Live, a running server is asked on its debug \
              port, and says where the counters stand, too.",
         )
-        .arg(
-            Arg::new("descriptors")
-                .value_name("DESCRIPTOR")
-                .required(true)
-                .num_args(1..)
-                .help("Entries of a descriptor as key=value,key=value; `\\,` is a comma inside a value"),
-        )
+        .arg(descriptors_arg())
         .arg(Arg::new("domain").long("domain").value_name("NAME").required(true).help("The domain of the request"))
         .arg(
             Arg::new("rules")

@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::call::{Answered, Caller, Question};
-use super::{BAD, OK, UNUSABLE, format_arg};
+use super::{BAD, OK, UNUSABLE, descriptors_arg, format_arg};
 use crate::{config::settings::parse_duration, explain::parse_descriptor};
 
 const EXAMPLES: &str = "Examples:
@@ -30,13 +30,7 @@ pub fn command() -> Command {
     Command::new("hit")
         .about("Ask a running sluice, and print each answer; charges as a real request does")
         .after_help(EXAMPLES)
-        .arg(
-            Arg::new("descriptors")
-                .value_name("DESCRIPTOR")
-                .required(true)
-                .num_args(1..)
-                .help("Entries of a descriptor as key=value,key=value; `\\,` is a comma inside a value"),
-        )
+        .arg(descriptors_arg())
         .arg(
             Arg::new("target")
                 .long("target")

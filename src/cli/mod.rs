@@ -77,6 +77,15 @@ fn run_with(arguments: Vec<OsString>) -> ExitCode {
     })
 }
 
+/// The descriptors of a request, as people write them.
+fn descriptors_arg() -> Arg {
+    Arg::new("descriptors")
+        .value_name("DESCRIPTOR")
+        .required(true)
+        .num_args(1..)
+        .help("Entries of a descriptor as key=value,key=value; `\\,` is a comma inside a value")
+}
+
 /// `--format text` or `--format json`.
 fn format_arg() -> Arg {
     Arg::new("format")
