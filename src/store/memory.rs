@@ -63,7 +63,7 @@ impl MemoryStore {
     pub fn new(entries_max: usize) -> Self {
         // Few entries need few shards: the bound is kept by each for itself.
         let shards = (entries_max / 1024).next_power_of_two().clamp(1, 256);
-        let shard_max = entries_max.div_ceil(shards).max(1);
+        let shard_max = (entries_max / shards).max(1);
         let shards = (0..shards).map(|_| CachePadded::new(Mutex::new(Shard::new(shard_max))));
         Self { shards: shards.collect(), seeds: [RandomState::new(), RandomState::new()], evictions: AtomicU64::new(0) }
     }

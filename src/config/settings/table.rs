@@ -140,7 +140,7 @@ pub const GROUPS: &[Group] = &[
             setting(
                 "MEMORY_STORE_MAX_ENTRIES",
                 "1000000",
-                "Counters that the embedded store remembers, about 100 bytes each",
+                "Counters that the embedded store remembers, about 200 bytes each",
             ),
             setting("CACHE_KEY_PREFIX", "", "Begins every counter key"),
             setting(

@@ -75,6 +75,18 @@ fn a_full_store_forgets_who_has_most_room_and_keeps_who_has_none() {
 }
 
 #[test]
+fn a_store_of_many_shards_keeps_the_bound_too() {
+    let quota = per_minute(10);
+    for bound in [1, 100, 5_000, 10_007] {
+        let store = MemoryStore::new(bound);
+        for caller in 0..2 * bound + 5_000 {
+            ask(&store, NOW_US, &quota, &format!("{caller}"), 1);
+        }
+        assert!(store.entries() <= bound, "{} of {bound}", store.entries());
+    }
+}
+
+#[test]
 fn who_is_refused_cannot_buy_amnesty_by_making_new_keys() {
     for quota in [per_minute(1), spared_per_minute(1)] {
         let store = MemoryStore::new(8);
