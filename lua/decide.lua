@@ -11,16 +11,18 @@
 --     I7 horizon    us, at most 50 years
 --     per rate of a window: I7 period in us, I4 capacity in hits
 --     per rate of a bucket: I4 capacity in hits, I7 tick in us, I7 weight and I4 leak and I7 highest level in units
---   the checks to the end, each:
---     I2 key        index into KEYS, from 1
---     I2 quota      index into the quotas, from 1
---     I2 times      that many requests of this one check alone, on this key and those after it; else 1
---     B  flags      mode (0 enforce, 1 shadow, 2 quota); + 4 chained to the check before; + 8 gives its hits back;
---                   + 16 last check of its request
---     I7 hits       0..2^52-1
+--   the requests to the end; those that follow each other and differ only in their keys are told once:
+--     I2 times      how many requests
+--     I2 keys       how many keys each of them has: the first of KEYS that no request before it had, and those after it
+--     I2 checks     how many checks each of them has, which follow:
+--       I2 key        which of the request's keys, from 1
+--       I2 quota      index into the quotas, from 1
+--       B  flags      mode (0 enforce, 1 shadow, 2 quota); + 4 chained to the check before; + 8 gives its hits back
+--       I7 hits       0..2^52-1
 --   Checks of one request on one key have the same number of rates, because keys tell such rules apart.
 --
--- Reply: one string of integers, i7 each, little endian: a list would have to be written and read one by one. For each request, in order, either for each of its checks:
+-- Reply: one string of integers, i7 each, little endian: a list would have to be written and read one by one. For each request,
+-- in order, either for each of its checks:
 --     code          fits (1) or not (0); + 2 if a wait follows; + 4 if no wait would help; + 8 if denials follow;
 --                   + 16 x the index of the governing rate, from 0
 --     before, remaining   whole hits
@@ -39,7 +41,7 @@
 -- cells, I4 each or I7 if wide; the previous windows, likewise; I7 denials. 10 per second, burst 100, after one hit:
 --     KEYS[1] = {edge}b1/2:ip7:1.2.3.4
 --     ARGV[1] = now 0, shared 0, quotas 1, [kind 2, rates 1, horizon 10000000, capacity 100, tick 1, weight 1000000, leak 10,
---               highest level 100000000], [key 1, quota 1, times 1, flags 16, hits 1]
+--               highest level 100000000], times 1, keys 1, checks 1, [key 1, quota 1, flags 0, hits 1]
 --     value   = 16, at 1767225600000000, 1000000; PX 100
 --     reply   = 1, 0, 99, 100000: fits, none before, 99 remain, full again in 0.1 s
 
@@ -48,9 +50,16 @@ local NARROW_MAX = 4294967295
 
 local args = ARGV[1]
 local now_us, shared, quota_count, at = unpack('<I7BI2', args)
+-- A server that is told how long a key lives turns that into until when, and rewrites the command, which is a tenth of what it costs.
+-- Servers from 7.0 on are told the latter, if the time is theirs.
+local LIFE, born_us = 'PX', now_us
 if now_us == 0 then
   local time = redis.call('TIME')
   now_us = time[1] * 1000000 + time[2]
+  born_us = now_us
+  if redis.REDIS_VERSION_NUM then
+    LIFE, born_us = 'PXAT', 0
+  end
 end
 
 -- A rate is made for the short way, and its table only for who needs more.
@@ -84,14 +93,14 @@ local call, try = redis.call, redis.pcall
 local texts = {}
 
 local function set(key, value, idle_at_us)
-  local ttl_us = idle_at_us - now_us
-  local ttl_ms = (ttl_us + -ttl_us % 1000) / 1000
-  local text = texts[ttl_ms]
+  local life_us = idle_at_us - born_us
+  local life_ms = (life_us + -life_us % 1000) / 1000
+  local text = texts[life_ms]
   if not text then
-    text = string.format('%d', ttl_ms > 1 and ttl_ms or 1)
-    texts[ttl_ms] = text
+    text = string.format('%.0f', life_ms > 1 and life_ms or 1)
+    texts[life_ms] = text
   end
-  call('SET', key, value, 'PX', text)
+  call('SET', key, value, LIFE, text)
 end
 
 local write = set
@@ -105,10 +114,11 @@ if is_shared then
   end
 end
 
--- The short way, for a request of one check that is admitted, which is what nearly all of them are. It makes no tables and
--- few calls, because those are what costs in Lua. Returns nothing, and leaves everything as it was, where it does not
--- apply: an unusual value, a clock that has jumped, no room.
-local function admit_one(key, value, quota, hits)
+-- The short way, for requests that are admitted, which is what nearly all of them are. It makes no tables and few calls, because
+-- those are what costs in Lua. For a check of one rate: appends its answer, and returns the value to write and when it is idle;
+-- false instead of a value if nothing changes. Returns nothing, and leaves everything as it was, where it does not apply: an
+-- unusual value, a clock that has jumped, no room.
+local function admit_one(value, quota, hits)
   local at_us, used, previous = 0, 0, 0
   if value then
     local length, head = #value, 0
@@ -131,27 +141,25 @@ local function admit_one(key, value, quota, hits)
   if not before or used > NARROW_MAX and previous > 0 or previous > NARROW_MAX then
     return nil
   end
-  if hits > 0 then
-    if previous > 0 then
-      write(key, pack('<BI7I4I4', 17, settled_us, used, previous), idle_at_us)
-    elseif used > NARROW_MAX then
-      write(key, pack('<BI7I7', 20, settled_us, used), idle_at_us)
-    else
-      write(key, pack('<BI7I4', 16, settled_us, used), idle_at_us)
-    end
-  end
   reply[size + 1] = 1
   reply[size + 2] = before
   reply[size + 3] = remaining
   reply[size + 4] = reset_us + settled_us - now_us
   size = size + 4
-  return true
+  if hits == 0 then
+    return false
+  elseif previous > 0 then
+    return pack('<BI7I4I4', 17, settled_us, used, previous), idle_at_us
+  elseif used > NARROW_MAX then
+    return pack('<BI7I7', 20, settled_us, used), idle_at_us
+  end
+  return pack('<BI7I4', 16, settled_us, used), idle_at_us
 end
 
 -- The same for two or three rates, without previous windows.
 local admit_several
 if has_several then
-  admit_several = function(key, value, quota, hits)
+  admit_several = function(value, quota, hits)
     local is_two = quota.count == 2
     local narrow = is_two and '<BI7I4I4' or '<BI7I4I4I4'
     local wide = is_two and '<BI7I7I7' or '<BI7I7I7I7'
@@ -192,60 +200,136 @@ if has_several then
       most = its_used > most and its_used or most
       idle_at_us = its_idle_at_us > idle_at_us and its_idle_at_us or idle_at_us
     end
-    if hits > 0 then
-      if most > NARROW_MAX then
-        write(key, pack(wide, 20, settled_us, used_1, used_2, used_3), idle_at_us)
-      else
-        write(key, pack(narrow, 16, settled_us, used_1, used_2, used_3), idle_at_us)
-      end
-    end
     reply[size + 1] = 16 * governs - 15
     reply[size + 2] = before
     reply[size + 3] = remaining
     reply[size + 4] = reset_us + settled_us - now_us
     size = size + 4
-    return true
+    if hits == 0 then
+      return false
+    elseif most > NARROW_MAX then
+      return pack(wide, 20, settled_us, used_1, used_2, used_3), idle_at_us
+    end
+    return pack(narrow, 16, settled_us, used_1, used_2, used_3), idle_at_us
   end
 end
 
-local decide_any, quota_for_any
-local args_size, is_between = #args, false
+-- What admits a check by the short way, if anything does: it must take, and have no more than three rates.
+local function admitting(quota, flags)
+  if flags >= 8 or quota.count > 3 then
+    return nil
+  end
+  return quota.count == 1 and admit_one or admit_several
+end
 
-while at <= args_size do
-  local key_index, quota_index, times, flags, hits
-  key_index, quota_index, times, flags, hits, at = unpack('<I2I2I2BI7', args, at)
-  local quota = quotas[quota_index]
-  -- The short way is for a check that is alone in its request and takes.
-  local admit = quota.count == 1 and admit_one or admit_several
-  if is_between or flags < 16 or flags % 16 >= 8 or quota.count > 3 then
-    admit = nil
-  end
-  local is_met_again = is_shared or not admit
-  for index = key_index, key_index + times - 1 do
-    local key = KEYS[index]
-    local value
-    if is_met_again then
-      value = values[key]
+-- The value of a key, once read. An error has no length; one of type concerns only who uses the key, any other ends the call.
+local broken
+local function read(key)
+  local value = values[key]
+  if value == nil then
+    value = try('GET', key)
+    if value and #value == 0 and type(value) == 'table' and string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
+      broken = value
     end
+    values[key] = value
+  end
+  return value
+end
+
+-- The checks of the requests at hand.
+local slots, check_quotas, flags, hits, admits = {}, {}, {}, {}, {}
+local new_values, idle_at_us = {}, {}
+
+-- Any request, by the long way.
+local decide_any, quota_for_any
+local function decide(first, count)
+  if not decide_any then
+    decide_any, quota_for_any = any_request(now_us, values, write, reply)
+  end
+  for index = 1, count do
+    local key_index = first + slots[index]
+    local key = KEYS[key_index]
+    read(key)
+    local quota = quota_for_any(args, check_quotas[index])
+    size = decide_any(key_index, key, quota, flags[index], hits[index], index == count, size)
+  end
+end
+
+-- A request of several checks, each on a key of its own: all of them by the short way, or none.
+local function admit_all(first, count)
+  local size_before = size
+  for index = 1, count do
+    local value, idle_us = admits[index](read(KEYS[first + index]), check_quotas[index], hits[index])
     if value == nil then
-      value = try('GET', key)
-      -- An error has no length. One of type concerns only who uses the key.
-      if value and #value == 0 and type(value) == 'table' and string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
-        return value
-      end
-      if is_met_again then
-        values[key] = value
-      end
+      size = size_before
+      return false
     end
-    if not admit or not admit(key, value, quota, hits) then
-      if not decide_any then
-        decide_any, quota_for_any = any_request(now_us, values, write, reply)
-      end
-      values[key] = value
-      size = decide_any(index, key, quota_for_any(args, quota), flags, hits, size)
+    new_values[index], idle_at_us[index] = value, idle_us
+  end
+  for index = 1, count do
+    if new_values[index] then
+      write(KEYS[first + index], new_values[index], idle_at_us[index])
     end
   end
-  is_between = flags < 16
+  return true
+end
+
+local args_size, first = #args, 0
+while at <= args_size do
+  local times, key_count, count
+  times, key_count, count, at = unpack('<I2I2I2', args, at)
+  local all_admit = key_count == count
+  for index = 1, count do
+    local quota_index
+    slots[index], quota_index, flags[index], hits[index], at = unpack('<I2I2BI7', args, at)
+    check_quotas[index] = quotas[quota_index]
+    admits[index] = admitting(quotas[quota_index], flags[index])
+    all_admit = all_admit and admits[index] and slots[index] == index
+  end
+  local last = first + times * key_count
+  if not all_admit then
+    for request = first, last - 1, key_count do
+      decide(request, count)
+      if broken then
+        return broken
+      end
+    end
+  elseif count > 1 then
+    for request = first, last - 1, key_count do
+      if not admit_all(request, count) then
+        decide(request, count)
+        if broken then
+          return broken
+        end
+      end
+    end
+  else
+    -- Nearly all requests have one check, so this is admit_all for one, without its tables.
+    local admit, quota, taken = admits[1], check_quotas[1], hits[1]
+    for request = first, last - 1 do
+      local key = KEYS[request + 1]
+      local value
+      if is_shared then
+        value = read(key)
+      else
+        value = try('GET', key)
+        if value and #value == 0 then
+          value = read(key)
+        end
+      end
+      local new_value, idle_us = admit(value, quota, taken)
+      if new_value then
+        write(key, new_value, idle_us)
+      elseif new_value == nil then
+        values[key] = value
+        decide(request, 1)
+        if broken then
+          return broken
+        end
+      end
+    end
+  end
+  first = last
 end
 
 for index = 1, changed_count do

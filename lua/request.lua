@@ -345,7 +345,7 @@ local function any_request(now_us, values, write, reply)
   end
 
   -- Takes one check, and answers its request if it is the last one. Returns the new size of the reply.
-  local function take_check(key_index, key, quota, flags, hits, size)
+  local function take_check(key_index, key, quota, flags, hits, is_last, size)
     local check = checks[count + 1]
     if not check then
       check = { own_state = new_state(), state = false, key = key, quota = quota, mode = 0, chained = false, fits = false,
@@ -358,12 +358,12 @@ local function any_request(now_us, values, write, reply)
       settle(state, quota, now_us)
       check.state, check.key, check.quota = state, key, quota
       check.mode, check.chained = flags % 4, flags % 8 >= 4
-      check.gives_back = flags % 16 >= 8
+      check.gives_back = flags >= 8
       check.hits, check.given_back = check.gives_back and 0 or hits, hits
     else
       failure = failure or -(4 * key_index + damage)
     end
-    if flags < 16 then
+    if not is_last then
       return size
     end
     if failure then

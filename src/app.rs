@@ -6,6 +6,7 @@ use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::{Context as _, bail};
 use tokio::{
     net::TcpListener,
+    sync::mpsc,
     task::JoinHandle,
     time::{interval, sleep, timeout},
 };
@@ -15,10 +16,12 @@ use tonic_health::{ServingStatus, pb::health_server::HealthServer, server::Healt
 use tracing::{info, warn};
 
 use crate::{
-    config::{CompileOptions, reload::Reloader, settings::Settings},
-    engine::tree::Options,
+    config::{reload::Reloader, settings::Settings},
+    connections::{self, Connections},
+    drain::InFlight,
     grpc::{
         convert::{HeaderNames, Presentation},
+        limits::NATIVE_MESSAGE_BYTES_MAX,
         listen::{Listener, bind_tcp},
         native::NativeDoor,
         proto::{
@@ -35,6 +38,7 @@ use crate::{
     limiter::{Limiter, Policy, Rules},
     live,
     load_report::LoadReport,
+    panics,
     store::{Store, local::LocalShare, memory::MemoryStore, redis::RedisStore, refusals::Refusals},
     telemetry::{metrics::Metrics, traces::Tracer},
 };
@@ -47,7 +51,6 @@ const SWEPT_PER_UPKEEP: usize = 256;
 const STORE_LOOK: Duration = Duration::from_millis(100);
 /// How long the start waits for a store at most.
 const STORE_HEAD_START: Duration = Duration::from_secs(1);
-const MESSAGE_MAX: usize = 1 << 20;
 
 /// The listeners, bound before anything is served, so that one that cannot be had is told at once.
 struct Listeners {
@@ -96,7 +99,7 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = &'static str
     let mut reloader = Reloader {
         path: settings.rules.path.clone(),
         poll_interval: settings.rules.poll_interval,
-        options: compile_options(&settings),
+        options: settings.compile_options(),
         rules: publisher,
         report: report_publisher,
         metrics: metrics.clone(),
@@ -113,46 +116,47 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = &'static str
     })
     .await?;
 
-    let store = open_store(&settings, &metrics, &background).await;
-    let policy = Policy {
-        on_store_failure: settings.store.on_store_failure,
-        near_limit_ratio: settings.telemetry.near_limit_ratio,
-    };
-    let local = LocalShare::new(settings.store.memory_entries_max, settings.store.local_replicas);
-    let limiter = Limiter::new(rules, store, local, policy, metrics);
-    let limiter = Arc::new(match (limiter.store(), settings.store.refusals) {
-        (Store::Redis(_), Some(scope)) => limiter.remembering(Refusals::new(scope)),
-        _ => limiter,
-    });
+    let limiter = open_limiter(&settings, rules, metrics, &background).await;
     let presentation = Arc::new(presentation(&settings));
 
-    tasks.spawn(reloader.run(background.clone()));
+    let (reloads, asked) = mpsc::channel(1);
+    tasks.spawn(reloader.run(asked, background.clone()));
     let follows = settings.store.redis.as_ref().is_some_and(|(main, _)| main.health_follows_connections);
     tasks.spawn(report_store(limiter.clone(), health.clone(), follows, background.clone()));
-    tasks.spawn(upkeep(limiter.clone(), background.clone()));
     let (reporter, grpc_health) = tonic_health::server::health_reporter();
     tasks.spawn(report_health(reporter, health.clone(), background.clone()));
 
     let calls = CancellationToken::new();
-    let age = ConnectionAge {
-        max: some(settings.grpc.max_connection_age),
-        grace: some(settings.grpc.max_connection_age_grace),
-    };
+    let (max, grace) = (settings.grpc.max_connection_age, settings.grpc.max_connection_age_grace);
+    let age = ConnectionAge { max: some(max), grace: some(grace) };
     let tracer = settings.telemetry.traces.as_ref().map(Tracer::start).transpose()?.map(Arc::new);
     let envoy = RateLimitDoor::new(limiter.clone(), presentation.clone(), tracer.clone());
     let native_default = settings.answers.native_default.clone().map(Arc::new);
     let native = NativeDoor::new(limiter.clone(), report.clone(), native_default, tracer.clone());
-    let door = Door { services: services(envoy, native, grpc_health)?, tls, age };
+    let in_flight = InFlight::new(settings.grpc.max_calls_in_flight);
+    tasks.spawn(upkeep(limiter.clone(), in_flight.clone(), background.clone()));
+    let door = Door {
+        services: services(envoy, native, grpc_health)?,
+        tls,
+        age,
+        connections: Connections::new(grpc_connections_max(&settings), limiter.metrics().door("grpc")),
+        idle_max: settings.grpc.max_idle_connections,
+        in_flight: in_flight.clone(),
+    };
     announce(&listeners, limiter.store())?;
     let grpc = start_grpc(listeners.grpc, door, &calls)?;
-    let doors = Doors { limiter: limiter.clone(), presentation, health: health.clone() };
-    let main = http::router(doors);
-    tasks.spawn(http::server::serve(listeners.http, main, background.clone()));
-    let debug = http::debug::router(limiter.clone(), report);
-    tasks.spawn(http::server::serve(listeners.debug, debug, background.clone()));
+    let scrapes = Arc::default();
+    let doors = Doors { limiter: limiter.clone(), presentation, health: health.clone(), scrapes };
+    let serve_http = |listener, router, name, connections_max| {
+        let door = http_door(router, name, connections_max, limiter.metrics(), &in_flight);
+        tasks.spawn(http::server::serve(listener, door, background.clone()));
+    };
+    serve_http(listeners.http, http::router(doors), "http", http::server::CONNECTIONS_MAX);
+    let debug = http::debug::router(limiter.clone(), report, reloads);
+    serve_http(listeners.debug, debug, "debug", http::server::DEBUG_CONNECTIONS_MAX);
     if let Some((listener, path)) = listeners.prometheus {
         let router = http::metrics::router(limiter.clone(), &path);
-        tasks.spawn(http::server::serve(listener, router, background.clone()));
+        serve_http(listener, router, "prometheus", http::server::DEBUG_CONNECTIONS_MAX);
     }
 
     let signal = shutdown.await;
@@ -176,23 +180,32 @@ pub async fn run(settings: Settings, shutdown: impl Future<Output = &'static str
     Ok(())
 }
 
+/// The limiter, with its store and what is decided without it.
+async fn open_limiter(
+    settings: &Settings,
+    rules: live::Reader<Rules>,
+    metrics: Arc<Metrics>,
+    stop: &CancellationToken,
+) -> Arc<Limiter> {
+    let store = open_store(settings, &metrics, stop).await;
+    let policy = Policy {
+        on_store_failure: settings.store.on_store_failure,
+        near_limit_ratio: settings.telemetry.near_limit_ratio,
+    };
+    let local = LocalShare::new(settings.store.memory_entries_max, settings.store.local_replicas);
+    let limiter = Limiter::new(rules, store, local, policy, metrics);
+    Arc::new(match (limiter.store(), settings.store.refusals) {
+        (Store::Redis(_), Some(scope)) => limiter.remembering(Refusals::new(scope)),
+        _ => limiter,
+    })
+}
+
 /// Sends the spans of the last calls.
 async fn flush(tracer: Arc<Tracer>, patience: Duration) {
     match tokio::task::spawn_blocking(move || tracer.shutdown(patience)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => warn!(error, "the last traces could not be sent"),
         Err(error) => warn!(%error, "the last traces could not be sent"),
-    }
-}
-
-fn compile_options(settings: &Settings) -> CompileOptions {
-    CompileOptions {
-        engine: Options {
-            key_prefix: settings.store.key_prefix.as_str().into(),
-            shadow: settings.rules.shadow,
-            quota_mode: settings.rules.quota_mode,
-        },
-        merge_domains: settings.rules.merge_domains,
     }
 }
 
@@ -208,6 +221,31 @@ fn presentation(settings: &Settings) -> Presentation {
     }
 }
 
+/// As many as are asked for, or as there are file descriptors for: three quarters, the others are for the other doors.
+fn grpc_connections_max(settings: &Settings) -> usize {
+    let wanted = settings.grpc.max_connections;
+    let possible = connections::possible_for_grpc().unwrap_or(wanted);
+    if possible < wanted {
+        warn!(
+            wanted,
+            possible, "there are not enough file descriptors for GRPC_MAX_CONNECTIONS: raise `ulimit -n`, or lower it"
+        );
+    }
+    wanted.min(possible)
+}
+
+fn http_door(
+    router: axum::Router,
+    name: &'static str,
+    connections_max: usize,
+    metrics: &Metrics,
+    in_flight: &Arc<InFlight>,
+) -> http::server::Door {
+    let possible = connections::possible().map_or(connections_max, |possible| (possible / 8).max(1));
+    let connections = Connections::new(connections_max.min(possible), metrics.door(name));
+    http::server::Door { router, connections, in_flight: in_flight.clone() }
+}
+
 fn some(duration: Duration) -> Option<Duration> {
     (!duration.is_zero()).then_some(duration)
 }
@@ -217,9 +255,8 @@ fn services(
     native: NativeDoor,
     health: HealthServer<impl tonic_health::pb::health_server::Health>,
 ) -> anyhow::Result<Services> {
-    let door = rate_limit_service_server::RateLimitServiceServer::new(door).max_decoding_message_size(MESSAGE_MAX);
-    let native =
-        rate_limiter_service_server::RateLimiterServiceServer::new(native).max_decoding_message_size(MESSAGE_MAX);
+    let native = rate_limiter_service_server::RateLimiterServiceServer::new(native)
+        .max_decoding_message_size(NATIVE_MESSAGE_BYTES_MAX);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
@@ -288,41 +325,53 @@ async fn open_store(settings: &Settings, metrics: &Metrics, stop: &CancellationT
 
 /// Lets health and metrics say whether the store answers.
 async fn report_store(limiter: Arc<Limiter>, health: Arc<Health>, health_follows: bool, stop: CancellationToken) {
-    let mut looks = interval(STORE_LOOK);
-    while stop.run_until_cancelled(looks.tick()).await.is_some() {
-        let is_well = match limiter.store() {
-            Store::Memory(_) => true,
-            Store::Redis(store) => store.is_well(),
-        };
-        limiter.metrics().store_up.set(if is_well { 1.0 } else { 0.0 });
-        if health_follows {
-            health.set_store_healthy(is_well);
+    let look = || async {
+        let mut looks = interval(STORE_LOOK);
+        while stop.run_until_cancelled(looks.tick()).await.is_some() {
+            let is_well = match limiter.store() {
+                Store::Memory(_) => true,
+                Store::Redis(store) => store.is_well(),
+            };
+            limiter.metrics().store_up.set(if is_well { 1.0 } else { 0.0 });
+            if health_follows {
+                health.set_store_healthy(is_well);
+            }
         }
-    }
+    };
+    panics::again(look).await;
 }
 
-async fn upkeep(limiter: Arc<Limiter>, stop: CancellationToken) {
-    let mut beat = interval(UPKEEP);
-    while stop.run_until_cancelled(beat.tick()).await.is_some() {
-        if let Store::Memory(store) = limiter.store() {
-            store.sweep(SWEPT_PER_UPKEEP);
+#[expect(clippy::cast_precision_loss, reason = "gauges are floats")]
+async fn upkeep(limiter: Arc<Limiter>, in_flight: Arc<InFlight>, stop: CancellationToken) {
+    let keep_up = || async {
+        let mut beat = interval(UPKEEP);
+        while stop.run_until_cancelled(beat.tick()).await.is_some() {
+            limiter.metrics().calls_in_flight.set(in_flight.calls() as f64);
+            limiter.metrics().calls_refused.absolute(in_flight.refused());
+            if let Store::Memory(store) = limiter.store() {
+                store.sweep(SWEPT_PER_UPKEEP);
+            }
         }
-    }
+    };
+    panics::again(keep_up).await;
 }
 
 /// Lets the gRPC health service say what the rest of the process knows.
 async fn report_health(reporter: HealthReporter, health: Arc<Health>, stop: CancellationToken) {
-    let mut serving = health.subscribe();
-    loop {
-        let status = if *serving.borrow_and_update() { ServingStatus::Serving } else { ServingStatus::NotServing };
-        for service in
-            ["", "ratelimit", rate_limit_service_server::SERVICE_NAME, rate_limiter_service_server::SERVICE_NAME]
-        {
-            reporter.set_service_status(service, status).await;
+    let report = || async {
+        let mut serving = health.subscribe();
+        loop {
+            let status = if *serving.borrow_and_update() { ServingStatus::Serving } else { ServingStatus::NotServing };
+            for service in
+                ["", "ratelimit", rate_limit_service_server::SERVICE_NAME, rate_limiter_service_server::SERVICE_NAME]
+            {
+                reporter.set_service_status(service, status).await;
+            }
+            match stop.run_until_cancelled(serving.changed()).await {
+                Some(Ok(())) => {}
+                Some(Err(_)) | None => return,
+            }
         }
-        match stop.run_until_cancelled(serving.changed()).await {
-            Some(Ok(())) => {}
-            Some(Err(_)) | None => return,
-        }
-    }
+    };
+    panics::again(report).await;
 }

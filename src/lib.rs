@@ -5,7 +5,7 @@
 //! Dependencies point down only.
 //!
 //! ```text
-//! main -> cli -> app -> { grpc, http, config, telemetry } -> limiter -> { engine, store, live }
+//! main -> cli -> { app, doctor } -> { grpc, http, config, telemetry } -> limiter -> { engine, store, live }
 //! store -> engine          config -> engine          engine -> nothing
 //! ```
 //!
@@ -16,10 +16,12 @@
 //! | [`store`] | where counters are kept: this process, or Redis and Valkey, with breaker and remembered refusals |
 //! | [`config`] | settings of the process; rules from text to [`engine::tree::RuleSet`], with every mistake in its place; reload |
 //! | [`grpc`], [`http`] | the doors: Envoy's question, the native API, `/json`, health, metrics, debug |
+//! | [`doctor`] | what is broken in a deployment: looks through the same loader, dialler and script as the service |
 //! | [`explain`] | which rules a request meets, and why |
 //! | [`telemetry`] | logs, and every metric in one table |
 //! | [`app`], [`cli`] | putting it together; the command line |
-//! | [`live`], [`health`], [`load_report`], [`rfc3339`] | small things that several rooms share |
+//! | [`connections`], [`drain`] | what every door bounds: connections, and the calls on them |
+//! | [`live`], [`health`], [`load_report`], [`panics`], [`printable`], [`rfc3339`] | small things that several rooms share |
 //!
 //! `lua/` is the engine once more, for Redis. `tests/it` talks to the program from outside; a differential test holds engine and
 //! Lua to each other.
@@ -49,6 +51,8 @@
 //! * No caller waits for a sick store longer than its own deadline.
 //! * Keys are made in `engine/key.rs` and nowhere else. No byte of a caller can choose a cluster slot.
 //! * The environment is read in `config/settings` and nowhere else. Secrets are never shown.
+//! * A panic ends one call, which is answered by the failure policy, or one piece of work, which begins again.
+//! * Whatever comes from outside and is shown to people is [`printable`]: one line stays one line.
 //!
 //! # Which error where
 //!
@@ -60,6 +64,8 @@ pub mod app;
 pub mod bench;
 pub mod cli;
 pub mod config;
+pub mod connections;
+pub mod doctor;
 pub mod drain;
 pub mod engine;
 pub mod explain;
@@ -69,6 +75,8 @@ pub mod http;
 pub mod limiter;
 pub mod live;
 pub mod load_report;
+pub mod panics;
+pub mod printable;
 pub mod rfc3339;
 pub mod store;
 pub mod telemetry;

@@ -18,11 +18,12 @@ use crate::{
         plan::{Limited, Match, Plan},
         quota::Quota,
         request::{Hits, Request},
-        rule::{OnStoreFailure, Rule},
+        rule::OnStoreFailure,
         tree::RuleSet,
         verdict::{Code, Verdict},
     },
     live::Reader,
+    panics::{self, Panicked},
     store::{Answers, Store, StoreFailure, local::LocalShare, refusals::Refusals},
     telemetry::{
         metrics::{BoundedSeries, Metrics, RuleMetrics},
@@ -42,40 +43,29 @@ pub struct Rules {
     pub metadata: Vec<Option<Arc<Metadata>>>,
     /// By rule id. Made when a rule is first met, so that a hundred thousand rules cost nothing at rest.
     series: Vec<RuleSeries>,
-    /// Series of limits that are no rule's: those that came with requests, and the built-in default.
-    overrides: BoundedSeries,
 }
 
 #[derive(Debug, Default)]
 struct RuleSeries {
     fixed: OnceLock<Arc<RuleMetrics>>,
-    by_value: OnceLock<BoundedSeries>,
+    by_value: OnceLock<Arc<BoundedSeries>>,
 }
 
 impl Rules {
     #[must_use]
     pub fn new(set: RuleSet, metadata: Vec<Option<Arc<Metadata>>>) -> Self {
         let series = set.rules().iter().map(|_| RuleSeries::default()).collect();
-        Self { loaded: true, set, metadata, series, overrides: BoundedSeries::default() }
+        Self { loaded: true, set, metadata, series }
     }
 
     fn series(&self, metrics: &Metrics, domain: &str, limited: &Limited) -> Arc<RuleMetrics> {
-        let rule: Option<&Rule> = limited.rule.as_deref();
-        let make = |path: &[Box<str>]| metrics.rule(domain, path, rule);
-        match (rule, &limited.labels) {
-            (Some(rule), None) => self.series[rule.id]
-                .fixed
-                .get_or_init(|| Arc::new(metrics.rule(domain, &rule.path, Some(rule))))
-                .clone(),
+        match (limited.rule.as_deref(), &limited.labels) {
+            (Some(rule), None) => self.series[rule.id].fixed.get_or_init(|| metrics.rule(rule)).clone(),
             (Some(rule), Some(labels)) => {
-                self.series[rule.id].by_value.get_or_init(BoundedSeries::default).get(labels, make)
+                let series = self.series[rule.id].by_value.get_or_init(|| metrics.by_value(rule));
+                metrics.rule_by_value(rule, series, labels)
             }
-            (None, labels) => {
-                // Any domain can come here, so that it is one of the values that are bounded.
-                let labels = labels.iter().flatten().cloned();
-                let labels: SmallVec<[Box<str>; 4]> = std::iter::once(domain.into()).chain(labels).collect();
-                self.overrides.get(&labels, |labels| metrics.rule(&labels[0], &labels[1..], None))
-            }
+            (None, labels) => metrics.override_of(domain, labels.iter().flatten().cloned()),
         }
     }
 }
@@ -114,6 +104,13 @@ pub struct Asking<'a> {
     pub span: Option<&'a CallSpan>,
 }
 
+/// What a request needs, and by which rules.
+#[derive(Debug)]
+pub struct Planned {
+    rules: Arc<Rules>,
+    plan: Arc<Plan>,
+}
+
 /// What was decided, with all that is needed to say it.
 #[derive(Debug)]
 pub struct Answer {
@@ -126,6 +123,14 @@ pub struct Answer {
     pub from_memory: bool,
     /// From the question to the decision.
     pub took: Duration,
+}
+
+/// The decisions of a plan, and how they came about, as in [`Answer`].
+#[derive(Default)]
+struct Decided {
+    decisions: Decisions,
+    degraded: bool,
+    from_memory: bool,
 }
 
 impl Answer {
@@ -179,36 +184,61 @@ impl Limiter {
 
     /// Decides a request as its caller wants it.
     pub async fn check_as(&self, request: &Request<'_>, asking: Asking<'_>) -> Result<Answer, CheckError> {
-        let began = asking.began.unwrap_or_else(Instant::now);
+        let planned = self.plan(request, asking.default)?;
+        self.check_planned(request.domain, planned, asking).await
+    }
+
+    /// The first half of it, after which the request is needed no more.
+    pub fn plan(&self, request: &Request<'_>, default: Option<&Arc<Quota>>) -> Result<Planned, CheckError> {
         let rules = self.rules.load();
         if !rules.loaded {
             self.metrics.service_errors.increment(1);
             return Err(CheckError::NoRules);
         }
-        let plan = Arc::new(rules.set.plan_or(request, asking.default));
-        let remembered = self.refusals.as_ref().and_then(|refusals| refusals.recall(&plan.checks, &plan.keys, began));
-        let from_memory = remembered.as_ref().is_some_and(|decisions| !decisions.is_empty());
-        let (decisions, degraded) = match remembered {
-            Some(decisions) if from_memory => (decisions, false),
-            _ => self.ask(&plan, asking, began).await?,
+        let plan = Arc::new(rules.set.plan_or(request, default));
+        Ok(Planned { rules, plan })
+    }
+
+    /// The second half.
+    pub async fn check_planned(
+        &self,
+        domain: &str,
+        Planned { rules, plan }: Planned,
+        asking: Asking<'_>,
+    ) -> Result<Answer, CheckError> {
+        let began = asking.began.unwrap_or_else(Instant::now);
+        let decided = match panics::caught(self.decide(&plan, asking, began)).await {
+            Ok(decided) => decided?,
+            Err(Panicked) => self.settle(&plan, SmallVec::from_elem(Err(StoreFailure::Panic), plan.checks.len()))?,
         };
+        let Decided { decisions, degraded, from_memory } = decided;
         let took = began.elapsed();
         let answer = Answer { rules, plan, decisions, degraded, from_memory, took };
-        self.account(request.domain, &answer);
+        // Whatever goes wrong in counting, what was decided stands.
+        let _ = panics::caught_now(|| self.account(domain, &answer));
         self.metrics.decision_duration.record(took);
         Ok(answer)
     }
 
-    async fn ask(&self, plan: &Arc<Plan>, asking: Asking<'_>, began: Instant) -> Result<(Decisions, bool), CheckError> {
-        if plan.checks.is_empty() {
-            return Ok((Decisions::new(), false));
+    /// What a caller gets where a panic has left not even a plan. Without a rule there is no limit to decide by here, so that
+    /// `local` allows.
+    pub fn without_a_plan(&self) -> Result<Code, CheckError> {
+        let policy = self.policy.on_store_failure;
+        self.metrics.degraded(StoreFailure::Panic, policy.name()).increment(1);
+        match policy {
+            OnStoreFailure::Allow | OnStoreFailure::Local => Ok(Code::Ok),
+            OnStoreFailure::Deny => Ok(Code::OverLimit),
+            OnStoreFailure::Error => Err(CheckError::Unavailable(StoreFailure::Panic)),
         }
-        let here = if asking.span.is_none() { self.store.decide_here(plan) } else { None };
-        if let Some(decisions) = here {
-            return Ok((decisions, false));
+    }
+
+    async fn decide(&self, plan: &Arc<Plan>, asking: Asking<'_>, began: Instant) -> Result<Decided, CheckError> {
+        if let Some(decided) = self.decide_at_once(plan, asking, began) {
+            return Ok(decided);
         }
-        let span = asking.span.map(|call| call.store(self.store.name(), plan.checks.len()));
-        let answers = self.store.decide(plan, asking.budget).await;
+        let span = asking.span.map(|call| Box::new(call.store(self.store.name(), plan.checks.len())));
+        // In memory of its own: a call that needs no store has no room for it.
+        let answers = Box::pin(self.store.decide(plan, asking.budget)).await;
         if let Some(span) = span {
             span.end(answers.iter().find_map(|answer| answer.err()).map(StoreFailure::name));
         }
@@ -218,10 +248,24 @@ impl Limiter {
         self.settle(plan, answers)
     }
 
+    /// Where nobody has to be waited for.
+    fn decide_at_once(&self, plan: &Plan, asking: Asking<'_>, began: Instant) -> Option<Decided> {
+        if plan.checks.is_empty() {
+            return Some(Decided::default());
+        }
+        let recall = |refusals: &Refusals| refusals.recall(&plan.checks, &plan.keys, began);
+        if let Some(decisions) = self.refusals.as_ref().and_then(recall) {
+            return Some(Decided { decisions, from_memory: true, degraded: false });
+        }
+        // A store that is traced is asked for all the same.
+        let here = asking.span.is_none().then(|| self.store.decide_here(plan)).flatten();
+        here.map(|decisions| Decided { decisions, ..Decided::default() })
+    }
+
     /// Gives every check a decision, by policy where the store has none. A refusal that is certain goes before a failure.
-    fn settle(&self, plan: &Plan, answers: Answers) -> Result<(Decisions, bool), CheckError> {
+    fn settle(&self, plan: &Plan, answers: Answers) -> Result<Decided, CheckError> {
         if answers.iter().all(Result::is_ok) {
-            return Ok((answers.into_iter().flatten().collect(), false));
+            return Ok(Decided { decisions: answers.into_iter().flatten().collect(), ..Decided::default() });
         }
         let mut decisions: Decisions =
             answers.iter().map(|answer| answer.unwrap_or(Decision::uncounted(true))).collect();
@@ -246,7 +290,7 @@ impl Limiter {
         for (check, decision) in local.iter().zip(self.local.decide(plan, &local)) {
             decisions[*check] = decision;
         }
-        Ok((decisions, true))
+        Ok(Decided { decisions, degraded: true, from_memory: false })
     }
 
     fn on_store_failure(&self, plan: &Plan, check: usize) -> OnStoreFailure {

@@ -41,3 +41,6 @@ fn time<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Err
 fn optional_time<S: Serializer>(time: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
     time.map(rfc3339).serialize(serializer)
 }
+
+/// Somebody wants the rules to be read now, and to be told when they have been.
+pub type ReloadAsked = tokio::sync::oneshot::Sender<()>;

@@ -7,13 +7,24 @@ use h2::{Reason, RecvStream, client::ResponseFuture};
 use http::{HeaderMap, StatusCode};
 use prost::Message as _;
 
-use crate::grpc::proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code as WireCode};
+use crate::grpc::{
+    convert,
+    proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code as WireCode},
+};
 
 /// What a good answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     Ok,
     OverLimit,
+}
+
+/// A good answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub code: Code,
+    /// It says that a failure policy decided, and not the store.
+    pub degraded: bool,
 }
 
 /// Which answers are as wanted.
@@ -88,7 +99,7 @@ impl From<h2::Error> for Wrong {
 }
 
 /// The whole answer to one call.
-pub async fn read(response: ResponseFuture, descriptors: usize) -> Result<Code, Wrong> {
+pub async fn read(response: ResponseFuture, descriptors: usize) -> Result<Answer, Wrong> {
     let (head, mut body) = response.await?.into_parts();
     if head.status != StatusCode::OK {
         return Err(Wrong::Http(head.status.as_u16()));
@@ -124,7 +135,7 @@ fn grpc_status(headers: &HeaderMap) -> Option<i32> {
     headers.get("grpc-status")?.to_str().ok()?.parse().ok()
 }
 
-fn judge(frame: &[u8], descriptors: usize) -> Result<Code, Wrong> {
+fn judge(frame: &[u8], descriptors: usize) -> Result<Answer, Wrong> {
     let message = frame.split_at_checked(5).filter(|(head, message)| {
         head[0] == 0 && u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize == message.len()
     });
@@ -136,7 +147,10 @@ fn judge(frame: &[u8], descriptors: usize) -> Result<Code, Wrong> {
         WireCode::Unknown => return Err(Wrong::NoOverallCode),
     };
     match answer.statuses.len() {
-        got if got == descriptors => Ok(code),
+        got if got == descriptors => {
+            let degraded = answer.response_headers_to_add.iter().any(|header| header.key == convert::DEGRADED);
+            Ok(Answer { code, degraded })
+        }
         got => Err(Wrong::Statuses { got, asked: descriptors }),
     }
 }
@@ -173,8 +187,9 @@ mod tests {
 
     #[test]
     fn an_answer_counts_by_its_overall_code() {
-        assert_eq!(judge(&frame(WireCode::Ok, 1), 1), Ok(Code::Ok));
-        assert_eq!(judge(&frame(WireCode::OverLimit, 3), 3), Ok(Code::OverLimit));
+        let answer = |code| Ok(Answer { code, degraded: false });
+        assert_eq!(judge(&frame(WireCode::Ok, 1), 1), answer(Code::Ok));
+        assert_eq!(judge(&frame(WireCode::OverLimit, 3), 3), answer(Code::OverLimit));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tokio::{sync::mpsc, task::JoinSet, time::timeout_at};
 
 use super::{
     Load, PATIENCE, Shape, Span,
-    answer::{self, Code, Expect, Wrong},
+    answer::{self, Answer, Code, Expect, Wrong},
     link::{Link, Open, SharedLink},
     question::Questions,
     tally::Tally,
@@ -153,7 +153,7 @@ impl Asker {
         self.span.ends_at.is_some_and(|end| Instant::now() >= end)
     }
 
-    async fn ask(&self, link: &Link, open: Open, due: Instant, random: &mut fastrand::Rng) -> Result<Code, Wrong> {
+    async fn ask(&self, link: &Link, open: Open, due: Instant, random: &mut fastrand::Rng) -> Result<Answer, Wrong> {
         let body = self.questions.next(random);
         let sent = link.call(open, body).await;
         if due >= self.span.counts_from {
@@ -164,7 +164,7 @@ impl Asker {
             Err(wrong) => Err(wrong),
         };
         let ended = match (ended, self.expect) {
-            (Ok(code), Expect::Only(wanted)) if code != wanted => Err(Wrong::Unexpected(match code {
+            (Ok(Answer { code, .. }), Expect::Only(wanted)) if code != wanted => Err(Wrong::Unexpected(match code {
                 Code::Ok => "OK",
                 Code::OverLimit => "OVER_LIMIT",
             })),
@@ -174,7 +174,7 @@ impl Asker {
         ended
     }
 
-    fn note(&self, due: Instant, ended: &Result<Code, Wrong>) {
+    fn note(&self, due: Instant, ended: &Result<Answer, Wrong>) {
         if due >= self.span.counts_from {
             self.tally().note(due.elapsed(), ended);
         }

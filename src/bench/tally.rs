@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     Load, Shape,
-    answer::{Code, Wrong},
+    answer::{Answer, Code, Wrong},
 };
 
 const LONGEST: Duration = Duration::from_secs(60);
@@ -33,6 +33,7 @@ pub struct Tally {
     late: Histogram<u64>,
     ok: u64,
     over_limit: u64,
+    degraded: u64,
     errors: BTreeMap<Wrong, u64>,
     last: Option<Instant>,
 }
@@ -40,19 +41,21 @@ pub struct Tally {
 impl Tally {
     #[must_use]
     pub fn new() -> Self {
-        Self { latency: histogram(), late: histogram(), ok: 0, over_limit: 0, errors: BTreeMap::new(), last: None }
+        let errors = BTreeMap::new();
+        Self { latency: histogram(), late: histogram(), ok: 0, over_limit: 0, degraded: 0, errors, last: None }
     }
 
     pub fn sent_late(&mut self, late: Duration) {
         self.late.saturating_record(nanoseconds(late));
     }
 
-    pub fn note(&mut self, took: Duration, ended: &Result<Code, Wrong>) {
+    pub fn note(&mut self, took: Duration, ended: &Result<Answer, Wrong>) {
         self.last = Some(Instant::now());
         match ended {
-            Ok(code) => {
+            Ok(answer) => {
                 self.latency.saturating_record(nanoseconds(took));
-                match code {
+                self.degraded += u64::from(answer.degraded);
+                match answer.code {
                     Code::Ok => self.ok += 1,
                     Code::OverLimit => self.over_limit += 1,
                 }
@@ -72,6 +75,7 @@ impl Tally {
         self.late.add(&other.late).expect("all histograms have the same bounds");
         self.ok += other.ok;
         self.over_limit += other.over_limit;
+        self.degraded += other.degraded;
         for (wrong, count) in &other.errors {
             *self.errors.entry(wrong.clone()).or_default() += count;
         }
@@ -128,6 +132,7 @@ impl Report {
             "answers": answers,
             "answers_per_s": self.rate(),
             "codes": {"ok": self.tally.ok, "over_limit": self.tally.over_limit},
+            "degraded": self.tally.degraded,
             "errors": errors,
             "errors_by_kind": by_kind,
             "latency_us": microseconds(&self.tally.latency),
@@ -178,6 +183,9 @@ impl fmt::Display for Report {
         let (took, warmup) = (self.took.as_secs_f64(), self.warmup.as_secs_f64());
         writeln!(f, "answers    {answers} in {took:.2} s after {warmup} s of warm-up, {:.0}/s", self.rate())?;
         writeln!(f, "codes      OK {}, OVER_LIMIT {}", self.tally.ok, self.tally.over_limit)?;
+        if self.tally.degraded > 0 {
+            writeln!(f, "           {} of them by a failure policy, and not by the store", self.tally.degraded)?;
+        }
         writeln!(f, "errors     {errors}")?;
         for (wrong, count) in &self.tally.errors {
             writeln!(f, "           {count} x {wrong}")?;

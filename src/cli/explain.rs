@@ -107,7 +107,8 @@ fn ask(server: &str, domain: &str, descriptors: &[String], json: bool) -> anyhow
     let resolved = address.to_socket_addrs().with_context(unreachable)?.next().with_context(unreachable)?;
     let mut stream = TcpStream::connect_timeout(&resolved, PATIENCE).with_context(unreachable)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").with_context(unreachable)?;
+    // Not the name: the debug port answers to addresses.
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {resolved}\r\nconnection: close\r\n\r\n").with_context(unreachable)?;
     let mut response = Vec::new();
     stream.read_to_end(&mut response).with_context(unreachable)?;
     let response = String::from_utf8_lossy(&response);

@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod doctor;
 mod explain;
 mod hit;
 mod schema;
@@ -29,6 +30,7 @@ const EXAMPLES: &str = "Examples:
   sluice check /etc/rules                              say whether rules are good, and what is doubtful in them
   sluice explain --rules /etc/rules --domain edge ip=1.2.3.4
                                                        say which rule a request meets, and why
+  sluice doctor                                        say what is broken in a deployment, or is going to be
   sluice hit --domain edge --times 20 ip=1.2.3.4       ask a running server twenty times, and print its answers
   sluice bench --target 127.0.0.1:8081 --domain edge --descriptor ip=1.2.3.4
                                                        put a service under load, and say what it bears";
@@ -45,6 +47,7 @@ fn command() -> Command {
         .subcommand(serve::command())
         .subcommand(bench::command())
         .subcommand(check::command())
+        .subcommand(doctor::command())
         .subcommand(explain::command())
         .subcommand(hit::command())
         .subcommand(schema::command())
@@ -69,6 +72,7 @@ fn run_with(arguments: Vec<OsString>) -> ExitCode {
     ExitCode::from(match matches.subcommand() {
         Some(("bench", matches)) => bench::run(matches),
         Some(("check", matches)) => check::run(matches),
+        Some(("doctor", matches)) => doctor::run(matches),
         Some(("explain", matches)) => explain::run(matches),
         Some(("hit", matches)) => hit::run(matches),
         Some(("schema", _)) => schema::run(),

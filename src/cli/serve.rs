@@ -9,9 +9,14 @@ use tracing::{error, warn};
 use super::{BAD, OK, UNUSABLE};
 use crate::{
     app,
-    config::settings::{GROUPS, Settings},
+    config::settings::{GROUPS, Settings, Warning},
+    panics,
     telemetry::logs,
 };
+
+/// After so many turns of connections a thread looks who else has sent something. The default is 61, which keeps others waiting
+/// while a few connections have much to do.
+const TURNS_BETWEEN_LOOKS: u32 = 16;
 
 pub fn command() -> Command {
     Command::new("serve").about("Serve (what happens without a subcommand, too)").args(args())
@@ -31,20 +36,26 @@ pub fn args() -> Vec<Arg> {
     GROUPS.iter().flat_map(|group| group.settings.iter().map(move |setting| arg(group.name, setting))).collect()
 }
 
-pub fn run(matches: &ArgMatches) -> u8 {
+/// The settings that flags and the environment give. What is wrong with them is told, all of it.
+pub fn settings(matches: &ArgMatches) -> Option<(Settings, Vec<Warning>)> {
     let given = |env: &'static str| Some((env, matches.get_one::<String>(env)?.clone()));
     let settings = GROUPS.iter().flat_map(|group| group.settings);
     let flags: HashMap<_, _> = settings.filter_map(|setting| given(setting.env)).collect();
-    let (settings, warnings) = match Settings::from_process(&flags) {
-        Ok(read) => read,
+    match Settings::from_process(&flags) {
+        Ok(read) => Some(read),
         Err(bad) => {
             for setting in &bad {
                 eprintln!("sluice: {setting}");
             }
             eprintln!("sluice: {} wrong, not started. `sluice serve --help` lists them all.", settings_are(bad.len()));
-            return UNUSABLE;
+            None
         }
-    };
+    }
+}
+
+pub fn run(matches: &ArgMatches) -> u8 {
+    panics::install();
+    let Some((settings, warnings)) = settings(matches) else { return UNUSABLE };
     logs::install(&settings.telemetry);
     for warning in warnings {
         warn!("{warning}");
@@ -65,7 +76,8 @@ fn settings_are(count: usize) -> String {
 fn serve(settings: Settings) -> anyhow::Result<()> {
     // One provider for every TLS connection. A second call, in a test, finds it there already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().event_interval(TURNS_BETWEEN_LOOKS).build()?;
     let served = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;

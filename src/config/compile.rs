@@ -44,8 +44,12 @@ pub fn compile(sources: &[Source], options: &CompileOptions) -> Result<Compiled,
         sources.iter().enumerate().map(|(source, text)| documents(&mut report, source, &text.text)).collect();
     let documents =
         documents.iter().enumerate().flat_map(|(source, nodes)| nodes.iter().map(move |node| (source, node)));
+    let mut rules = 0;
     let files: Vec<(usize, At<RulesFile<'_>>)> =
-        documents.map(|(source, node)| (source, read::read(&mut report, source, node))).collect();
+        documents.map(|(source, node)| (source, read::read(&mut report, source, node, &mut rules))).collect();
+    if rules > read::RULES_MAX {
+        return Err(report.finish().0);
+    }
     let mut compiler = Compiler {
         report: &mut report,
         merge_domains: options.merge_domains,

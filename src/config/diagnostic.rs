@@ -7,6 +7,7 @@ use std::{cell::OnceCell, fmt};
 use serde::Serialize;
 
 use super::Source;
+use crate::printable::Printable;
 
 /// More mistakes than this are counted, not shown.
 pub const SHOWN_MAX: usize = 1_000;
@@ -67,20 +68,22 @@ pub struct Diagnostic {
 
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, line, column, message, .. } = self;
+        let Self { line, column, .. } = self;
+        let (file, message, path) = (Printable(&self.file), Printable(&self.message), Printable(&self.path));
+        let tree_path = Printable(&self.tree_path);
         write!(f, "{}: {message}\n  --> {file}:{line}:{column}", self.severity.name())?;
         let margin = " ".repeat(line.to_string().len());
         if let Some(excerpt) = &self.excerpt {
-            write!(f, "\n{margin} |\n{line} | {excerpt}\n{margin} | {}^", " ".repeat(self.caret))?;
+            write!(f, "\n{margin} |\n{line} | {}\n{margin} | {}^", Printable(excerpt), " ".repeat(self.caret))?;
         }
         match (self.path.is_empty(), self.tree_path.is_empty()) {
             (true, true) => {}
-            (false, true) => write!(f, "\n{margin} = at: {}", self.path)?,
-            (true, false) => write!(f, "\n{margin} = at: {}", self.tree_path)?,
-            (false, false) => write!(f, "\n{margin} = at: {} ({})", self.path, self.tree_path)?,
+            (false, true) => write!(f, "\n{margin} = at: {path}")?,
+            (true, false) => write!(f, "\n{margin} = at: {tree_path}")?,
+            (false, false) => write!(f, "\n{margin} = at: {path} ({tree_path})")?,
         }
         if let Some(hint) = &self.hint {
-            write!(f, "\n{margin} = hint: {hint}")?;
+            write!(f, "\n{margin} = hint: {}", Printable(hint))?;
         }
         Ok(())
     }

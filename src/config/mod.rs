@@ -14,14 +14,14 @@ mod json;
 mod limits;
 mod lint;
 mod rates;
-mod read;
+pub mod read;
 pub mod reload;
 pub mod rules_file;
 mod scalar;
 pub mod settings;
-mod sources;
+pub mod sources;
 mod watch;
-mod yaml;
+pub mod yaml;
 
 #[cfg(test)]
 mod tests;

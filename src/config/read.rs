@@ -17,17 +17,27 @@ use crate::engine::{
     rule::OnStoreFailure,
 };
 
+/// Rules in all files together: more than anybody writes, and about 1 KB each. Aliases can make many of a short file.
+pub const RULES_MAX: usize = 250_000;
+
 const OVER_LIMIT: [&str; 2] = ["charge", "spare"];
 
 pub struct Reader<'r, 's, 'n> {
     report: &'r mut Report<'s>,
     trail: Trail<'n>,
+    /// Rules read so far, in all documents.
+    rules: &'r mut usize,
 }
 
-/// Reads one document.
-pub fn read<'n>(report: &mut Report<'_>, source: usize, document: &'n Node<'n>) -> At<RulesFile<'n>> {
+/// Reads one document. `rules` counts those of all documents.
+pub fn read<'n>(
+    report: &mut Report<'_>,
+    source: usize,
+    document: &'n Node<'n>,
+    rules: &mut usize,
+) -> At<RulesFile<'n>> {
     let domain = document.get("domain").and_then(Node::text).unwrap_or_default();
-    let mut reader = Reader { report, trail: Trail::new(source, domain) };
+    let mut reader = Reader { report, trail: Trail::new(source, domain), rules };
     let value = reader.file(document);
     At { value, place: document.place }
 }
@@ -67,6 +77,17 @@ impl<'n> Reader<'_, '_, 'n> {
     }
 
     fn descriptor(&mut self, node: &'n Node<'n>) -> DescriptorSpec<'n> {
+        *self.rules += 1;
+        if *self.rules > RULES_MAX {
+            // Told once; what follows is not even read.
+            if *self.rules == RULES_MAX + 1 {
+                let message = format!("more than {RULES_MAX} descriptors in all files together");
+                let finding = Finding::error(node.place, message);
+                self.report
+                    .add(&self.trail, finding.hint("use globs or rules without a value, which need one for many"));
+            }
+            return DescriptorSpec::default();
+        }
         let own = |key: &str| node.get(key).filter(|node| Plain::of(node) != Some(Plain::Null)).and_then(Node::text);
         self.trail.labels.push((own("key").unwrap_or("?"), own("value").unwrap_or_default()));
         let mut spec = DescriptorSpec::default();

@@ -1,16 +1,20 @@
 //! Keeps the rules in force: reads them, compiles them off the path of requests, and publishes what is good. The only
 //! publisher of rules.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::HashMap,
-    path::PathBuf,
-    sync::Arc,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use sha2::{Digest, Sha256};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
     time::{Instant, MissedTickBehavior, interval_at, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -22,7 +26,8 @@ use crate::{
     health::Health,
     limiter::Rules,
     live::Publisher,
-    load_report::{LoadFailure, LoadReport},
+    load_report::{LoadFailure, LoadReport, ReloadAsked},
+    panics,
     telemetry::metrics::Metrics,
 };
 
@@ -59,6 +64,12 @@ pub struct Known {
 impl Reloader {
     /// Reads the rules and puts them to use if they are new and good. Blocks.
     pub fn load(&mut self) {
+        if panics::caught_now(|| self.read()).is_err() {
+            self.record_failure(vec!["sluice has panicked while it read the rules: its log has the place".to_owned()]);
+        }
+    }
+
+    fn read(&mut self) {
         let sources = match read_sources(&self.path) {
             Ok(sources) => sources,
             Err(unreadable) => return self.refuse_unreadable(unreadable.to_string()),
@@ -158,30 +169,42 @@ impl Reloader {
         self.metrics.load_error.increment(1);
     }
 
-    /// Loads again whenever something may have changed, until `stop`.
-    pub async fn run(self, stop: CancellationToken) {
-        let mut watch = Watch::new(&self.path);
-        let mut hangup = hangups();
-        let mut poll = interval_at(Instant::now() + self.poll_interval, self.poll_interval);
-        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut reloader = self;
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = watch.changed() => settle(&mut watch).await,
-                () = next(&mut hangup) => info!("SIGHUP: reading the rules"),
-                _ = poll.tick() => {}
-            }
-            let load = move || {
-                reloader.load();
-                reloader
-            };
-            reloader = match tokio::task::spawn_blocking(load).await {
-                Ok(reloader) => reloader,
-                Err(failed) => return error!(%failed, "reading the rules failed for good: restart sluice"),
-            };
-            watch.follow();
+    /// Loads again whenever something may have changed, or somebody asks for it, until `stop`.
+    pub async fn run(self, asked: mpsc::Receiver<ReloadAsked>, stop: CancellationToken) {
+        let (path, poll_interval) = (self.path.clone(), self.poll_interval);
+        let (asked, reloader) = (tokio::sync::Mutex::new(asked), Arc::new(Mutex::new(self)));
+        let watch = || follow(&path, poll_interval, &asked, &reloader);
+        stop.run_until_cancelled(panics::again(watch)).await;
+    }
+}
+
+async fn follow(
+    path: &Path,
+    poll_interval: Duration,
+    asked: &tokio::sync::Mutex<mpsc::Receiver<ReloadAsked>>,
+    reloader: &Arc<Mutex<Reloader>>,
+) {
+    let mut asked = asked.lock().await;
+    let mut watch = Watch::new(path);
+    let mut hangup = hangups();
+    let mut poll = interval_at(Instant::now() + poll_interval, poll_interval);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let mut done = None;
+        tokio::select! {
+            () = watch.changed() => settle(&mut watch).await,
+            () = next(&mut hangup) => info!("SIGHUP: reading the rules"),
+            Some(told) = asked.recv() => done = Some(told),
+            _ = poll.tick() => {}
         }
+        let reloader = reloader.clone();
+        let load = move || reloader.lock().unwrap_or_else(PoisonError::into_inner).load();
+        // Fails only when the process ends.
+        let _ = tokio::task::spawn_blocking(load).await;
+        if let Some(done) = done {
+            let _ = done.send(());
+        }
+        watch.follow();
     }
 }
 

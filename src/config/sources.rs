@@ -1,9 +1,22 @@
 //! Where rules are kept: a file, or the files of a directory.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
+
+/// Files of one directory.
+pub const FILES_MAX: usize = 1_000;
+/// Of all files together. A hundred thousand rules have a tenth.
+pub const BYTES_MAX: usize = 64 << 20;
+
+/// How often, and how long apart, files are read again that changed meanwhile.
+const TRIES: usize = 20;
+const BETWEEN_TRIES: Duration = Duration::from_millis(25);
 
 const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
@@ -30,9 +43,43 @@ impl ReadError {
 
 /// The file at a path, or every rules file in the directory there, in the order of their names. Links are followed,
 /// because that is how a mounted `ConfigMap` looks; directories inside are not, for the same reason.
+///
+/// What changes while it is read is read again: neither half of a file nor the files of two sets are rules. Blocks for at most
+/// half a second more than it takes to read.
 pub fn read_sources(path: &Path) -> Result<Vec<Source>, ReadError> {
+    read_at_rest(path, || {})
+}
+
+fn read_at_rest(path: &Path, mut meanwhile: impl FnMut()) -> Result<Vec<Source>, ReadError> {
+    for _ in 0..TRIES {
+        let before = looks(path);
+        let sources = read_once(path);
+        meanwhile();
+        if looks(path) == before {
+            return sources;
+        }
+        thread::sleep(BETWEEN_TRIES);
+    }
+    let reason = io::Error::new(io::ErrorKind::ResourceBusy, "it changes all the time while it is read");
+    Err(ReadError { path: path.to_owned(), reason })
+}
+
+/// How a file looks from outside: which it is, its length, and when it was written.
+type Look = (u64, u64, u64, i64, i64);
+
+/// Of every file. None where one cannot be seen.
+fn looks(path: &Path) -> Option<Vec<Look>> {
+    let of = |file: &PathBuf| {
+        let found = fs::metadata(file).ok()?;
+        Some((found.dev(), found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
+    };
+    files(path).ok()?.iter().map(of).collect()
+}
+
+/// The files, in the order of their names.
+fn files(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
     if !fs::metadata(path).map_err(ReadError::of(path))?.is_dir() {
-        return Ok(vec![read_source(path)?]);
+        return Ok(vec![path.to_owned()]);
     }
     let mut files = Vec::new();
     for entry in fs::read_dir(path).map_err(ReadError::of(path))? {
@@ -42,8 +89,30 @@ pub fn read_sources(path: &Path) -> Result<Vec<Source>, ReadError> {
             files.push(file);
         }
     }
+    if files.len() > FILES_MAX {
+        return Err(too_large(path, format!("there are {} files, at most {FILES_MAX} are read", files.len())));
+    }
     files.sort();
-    files.iter().map(|file| read_source(file)).collect()
+    Ok(files)
+}
+
+fn read_once(path: &Path) -> Result<Vec<Source>, ReadError> {
+    let files = files(path)?;
+    let mut sources: Vec<Source> = Vec::new();
+    let mut bytes = 0;
+    for file in &files {
+        let source = read_source(file)?;
+        bytes += source.text.len();
+        if bytes > BYTES_MAX {
+            return Err(too_large(path, format!("the files have more than {BYTES_MAX} bytes (64 MiB) together")));
+        }
+        sources.push(source);
+    }
+    Ok(sources)
+}
+
+fn too_large(path: &Path, reason: String) -> ReadError {
+    ReadError { path: path.to_owned(), reason: io::Error::new(io::ErrorKind::FileTooLarge, reason) }
 }
 
 fn is_rules_file(path: &Path) -> bool {
@@ -53,12 +122,21 @@ fn is_rules_file(path: &Path) -> bool {
 }
 
 fn read_source(path: &Path) -> Result<Source, ReadError> {
-    let length = fs::metadata(path).map_err(ReadError::of(path))?.len();
-    if length > super::yaml::BYTES_MAX as u64 {
-        let reason = format!("the file has {length} bytes, at most {} (32 MiB) are read", super::yaml::BYTES_MAX);
-        return Err(ReadError { path: path.to_owned(), reason: io::Error::new(io::ErrorKind::FileTooLarge, reason) });
+    const MAX: usize = super::yaml::BYTES_MAX;
+    let found = fs::metadata(path).map_err(ReadError::of(path))?;
+    if !found.is_file() {
+        // A pipe or a device can be read for ever.
+        let reason = io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file");
+        return Err(ReadError { path: path.to_owned(), reason });
     }
-    let text = fs::read_to_string(path).map_err(ReadError::of(path))?;
+    let mut text = String::new();
+    // What is read is bounded, and not only what the file says of itself: it can grow meanwhile.
+    let file = fs::File::open(path).map_err(ReadError::of(path))?;
+    file.take(MAX as u64 + 1).read_to_string(&mut text).map_err(ReadError::of(path))?;
+    if text.len() > MAX {
+        let length = found.len().max(text.len() as u64);
+        return Err(too_large(path, format!("the file has {length} bytes, at most {MAX} (32 MiB) are read")));
+    }
     Ok(Source { name: path.display().to_string(), text })
 }
 
@@ -121,6 +199,62 @@ mod tests {
         fs::write(directory.path().join("binary.yaml"), [0xff, 0xfe, 0x00]).unwrap();
         let message = read_sources(directory.path()).unwrap_err().to_string();
         assert!(message.contains("binary.yaml") && message.contains("UTF-8"), "{message}");
+    }
+
+    #[test]
+    fn a_directory_can_have_too_many_files_or_too_many_bytes() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: String, text: &str| fs::write(directory.path().join(name), text).unwrap();
+        (0..FILES_MAX).for_each(|file| write(format!("{file}.yaml"), ""));
+        assert_eq!(read_sources(directory.path()).unwrap().len(), FILES_MAX);
+        write("one-more.yaml".to_owned(), "");
+        let message = read_sources(directory.path()).unwrap_err().to_string();
+        assert!(message.contains("there are 1001 files, at most 1000 are read"), "{message}");
+
+        let directory = tempfile::tempdir().unwrap();
+        let half = " ".repeat(BYTES_MAX / 2);
+        for name in ["a.yaml", "b.yaml"] {
+            fs::write(directory.path().join(name), &half).unwrap();
+        }
+        assert_eq!(read_sources(directory.path()).unwrap().len(), 2);
+        fs::write(directory.path().join("c.yaml"), " ").unwrap();
+        let message = read_sources(directory.path()).unwrap_err().to_string();
+        assert!(message.contains("more than 67108864 bytes (64 MiB) together"), "{message}");
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_or_no_file_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let large = directory.path().join("large.yaml");
+        fs::File::create(&large).unwrap().set_len(super::super::yaml::BYTES_MAX as u64 + 1).unwrap();
+        let message = read_sources(&large).unwrap_err().to_string();
+        assert!(message.contains("has 33554433 bytes, at most 33554432 (32 MiB) are read"), "{message}");
+        let endless = directory.path().join("endless.yaml");
+        std::os::unix::fs::symlink("/dev/zero", &endless).unwrap();
+        let message = read_sources(&endless).unwrap_err().to_string();
+        assert!(message.contains("endless.yaml: it is no regular file"), "{message}");
+    }
+
+    #[test]
+    fn what_changes_while_it_is_read_is_read_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(directory.path().join(name), text).unwrap();
+        let texts = |sources: Vec<Source>| sources.into_iter().map(|source| source.text).collect::<Vec<_>>();
+        write("a.yaml", "old");
+        write("b.yaml", "old");
+        // Two files of a set are written one after the other, and a third is added.
+        let mut changes = [("a.yaml", "newer"), ("b.yaml", "newer"), ("c.yaml", "newer")].into_iter();
+        let read =
+            read_at_rest(directory.path(), || changes.by_ref().take(1).for_each(|(name, text)| write(name, text)));
+        assert_eq!(texts(read.unwrap()), ["newer"; 3]);
+
+        let mut growing = String::new();
+        let message = read_at_rest(&directory.path().join("a.yaml"), || {
+            growing.push('x');
+            write("a.yaml", &growing);
+        });
+        let message = message.unwrap_err().to_string();
+        assert!(message.contains("a.yaml: it changes all the time while it is read"), "{message}");
     }
 
     #[test]

@@ -16,11 +16,14 @@ use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, Tag};
 
 use super::diagnostic::{Finding, Place};
 
+/// A hundred thousand rules fit three times.
 pub const BYTES_MAX: usize = 32 << 20;
+/// Rules thirty levels deep. Reading goes down by calls, and the stack has an end.
 pub const DEPTH_MAX: usize = 64;
-pub const NODES_MAX: u64 = 5_000_000;
+/// Once aliases are written out: twenty for each of a hundred thousand rules, and no more than can be refused in a second.
+pub const NODES_MAX: u64 = 2_000_000;
 /// Unlike an alias, a merge key is written out.
-pub const MERGED_MAX: usize = 1_000_000;
+pub const MERGED_MAX: usize = 500_000;
 
 /// Maps with more keys than this look for duplicates with a hash table.
 const SMALL_MAP: usize = 12;
@@ -304,7 +307,11 @@ fn refuse_depth(depth: usize, place: Place) -> Result<(), Finding> {
     if depth <= DEPTH_MAX {
         return Ok(());
     }
-    Err(Finding::error(place, format!("values are nested deeper than {DEPTH_MAX} levels")))
+    Err(too_deep(place))
+}
+
+fn too_deep(place: Place) -> Finding {
+    Finding::error(place, format!("values are nested deeper than {DEPTH_MAX} levels"))
 }
 
 /// A tag can make a string of what looks like a number, or the other way round.
@@ -322,6 +329,10 @@ fn unknown_tag(tag: &Tag, place: Place) -> Finding {
 }
 
 fn syntax_error(error: &ScanError) -> Finding {
+    // The scanner looks ahead, and has a bound of its own, which is higher.
+    if error.info() == "recursion limit exceeded" {
+        return too_deep(place(error.marker()));
+    }
     Finding::error(place(error.marker()), format!("error loading config file: {}", error.info()))
 }
 

@@ -11,7 +11,7 @@ use super::{
     algorithm::{Check, Mode},
     key::Place,
     quota::Quota,
-    request::{Descriptor, Entry, Hits, Request},
+    request::{Descriptor, Entry, Hits, Request, USUAL},
     rule::{Counted, Limit, Rule},
     tree::{How, RuleSet, RuleTree, Steps},
 };
@@ -23,8 +23,8 @@ pub const DEFAULT_NAME: &str = "native_default";
 #[derive(Debug, Default)]
 pub struct Plan {
     /// One for each descriptor of the request.
-    pub matches: SmallVec<[Match; 2]>,
-    pub checks: SmallVec<[Check; 2]>,
+    pub matches: SmallVec<[Match; USUAL]>,
+    pub checks: SmallVec<[Check; USUAL]>,
     pub keys: Keys,
     /// A quota descriptor passes without being counted, so that quota rules cannot refuse this request.
     pub(super) quota_passes: bool,
@@ -86,7 +86,7 @@ impl Limited {
 #[derive(Debug, Default)]
 pub struct Keys {
     text: String,
-    ends: SmallVec<[usize; 2]>,
+    ends: SmallVec<[usize; USUAL]>,
 }
 
 impl Keys {
@@ -150,7 +150,8 @@ impl RuleSet {
             plan.matches.extend(request.descriptors.iter().map(|_| Match::Free));
             return plan;
         }
-        let found: SmallVec<[_; 2]> = request.descriptors.iter().map(|descriptor| find(tree?, descriptor)).collect();
+        let found: SmallVec<[_; USUAL]> =
+            request.descriptors.iter().map(|descriptor| find(tree?, descriptor)).collect();
         // Every name that a matched rule replaces, whether or not that rule is itself replaced.
         let rules = || found.iter().filter_map(|found| found.as_ref()?.0.as_ref());
         let is_replaced = |rule: &Rule| {

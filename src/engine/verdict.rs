@@ -6,13 +6,14 @@ use super::{
     algorithm::{Decision, Retry},
     plan::{Limited, Match, Plan},
     quota::{Period, Quota},
+    request::USUAL,
 };
 
 impl Plan {
     /// Reads the verdict off the decisions, one for each check.
     #[must_use]
     pub fn conclude(&self, decisions: &[Decision]) -> Verdict<'_> {
-        let statuses: SmallVec<[Status<'_>; 2]> =
+        let statuses: SmallVec<[Status<'_>; USUAL]> =
             self.matches.iter().map(|matched| self.status(matched, decisions)).collect();
         let (mut enforcing_refuses, mut has_quota, mut quota_fits) = (false, false, false);
         for (matched, status) in self.matches.iter().zip(&statuses) {
@@ -168,5 +169,5 @@ pub struct Verdict<'p> {
     pub retry_after_s: Option<u32>,
     /// Which status the rate limit headers describe.
     pub described: Option<usize>,
-    pub statuses: SmallVec<[Status<'p>; 2]>,
+    pub statuses: SmallVec<[Status<'p>; USUAL]>,
 }

@@ -5,20 +5,23 @@ use std::sync::Arc;
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use smallvec::SmallVec;
 
-use super::proto::envoy::{
-    config::core::v3::HeaderValue,
-    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
-    service::ratelimit::v3::{
-        RateLimitRequest, RateLimitResponse,
-        rate_limit_response::{Code as WireCode, DescriptorStatus, RateLimit, rate_limit::Unit as WireUnit},
+use super::{
+    proto::envoy::{
+        config::core::v3::HeaderValue,
+        extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
+        service::ratelimit::v3::{
+            RateLimitResponse,
+            rate_limit_response::{Code as WireCode, DescriptorStatus, RateLimit, rate_limit::Unit as WireUnit},
+        },
+        r#type::v3::RateLimitUnit,
     },
-    r#type::v3::RateLimitUnit,
+    wire::{Asked, Question},
 };
 use crate::{
     engine::{
         plan::Match,
         quota::{Period, Quota, Unit},
-        request::{Descriptor, Entry, Hits, Request},
+        request::{Descriptor, Excess, Hits, Request},
         verdict::{Code, Status, Verdict},
     },
     limiter::Answer,
@@ -35,35 +38,34 @@ pub enum BadRequest {
     UndefinedUnit { index: usize, unit: i32 },
     #[error("descriptors[{index}].limit: {reason}")]
     BadOverride { index: usize, reason: String },
-    #[error("{count} descriptors in one request, at most {DESCRIPTORS_MAX} are possible: see `descriptors`")]
-    TooManyDescriptors { count: usize },
+    #[error("{0}")]
+    Excess(Excess),
 }
 
-/// More than any route has; each costs a counter in the store.
-pub const DESCRIPTORS_MAX: usize = 256;
+/// Tells that the failure policy decided, and not the store.
+pub const DEGRADED: &str = "x-ratelimit-degraded";
 
 /// Wire to question.
-pub fn parse(wire: &RateLimitRequest) -> Result<Request<'_>, BadRequest> {
+pub fn parse<'a>(wire: &Question<'a>) -> Result<Request<'a>, BadRequest> {
     if wire.domain.is_empty() {
         return Err(BadRequest::EmptyDomain);
     }
-    match wire.descriptors.len() {
-        0 => return Err(BadRequest::NoDescriptors),
-        count if count > DESCRIPTORS_MAX => return Err(BadRequest::TooManyDescriptors { count }),
-        _ => {}
+    if wire.descriptors.is_empty() {
+        return Err(BadRequest::NoDescriptors);
     }
-    let mut request = Request { domain: &wire.domain, descriptors: SmallVec::new() };
-    for (index, descriptor) in wire.descriptors.iter().enumerate() {
-        request.descriptors.push(parse_descriptor(index, descriptor, wire.hits_addend)?);
+    let mut request = Request { domain: wire.domain, descriptors: SmallVec::new() };
+    for (index, asked) in wire.descriptors.iter().enumerate() {
+        request.descriptors.push(parse_descriptor(index, asked, wire.hits_addend)?);
     }
+    request.refuse_excess().map_err(BadRequest::Excess)?;
     Ok(request)
 }
 
-fn parse_descriptor(index: usize, wire: &RateLimitDescriptor, request_hits: u32) -> Result<Descriptor<'_>, BadRequest> {
+fn parse_descriptor<'a>(index: usize, wire: &Asked<'a>, request_hits: u32) -> Result<Descriptor<'a>, BadRequest> {
     let hits = wire.hits_addend.unwrap_or(u64::from(request_hits.max(1)));
     let override_quota = wire.limit.as_ref().map(|limit| parse_override(index, limit)).transpose()?;
     Ok(Descriptor {
-        entries: wire.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect(),
+        entries: SmallVec::from_slice(&wire.entries),
         hits: if wire.is_negative_hits { Hits::refund(hits) } else { Hits::take(hits) },
         override_quota,
     })
@@ -99,15 +101,30 @@ pub struct HeaderNames {
     pub reset: String,
 }
 
-/// Answer to wire.
+/// Answer to wire. What was `asked` is told again where it is given.
 #[must_use]
-pub fn render(wire: &RateLimitRequest, answer: &Answer, presentation: &Presentation) -> RateLimitResponse {
+pub fn render(answer: &Answer, presentation: &Presentation, asked: Option<&Question<'_>>) -> RateLimitResponse {
     let verdict = answer.verdict();
     RateLimitResponse {
         overall_code: code(verdict.code).into(),
         statuses: verdict.statuses.iter().map(render_status).collect(),
         response_headers_to_add: render_headers(&verdict, answer.degraded, presentation),
-        dynamic_metadata: presentation.dynamic_metadata.then(|| render_metadata(wire, answer, &verdict)),
+        dynamic_metadata: asked.map(|asked| render_metadata(asked, answer, &verdict)),
+        ..RateLimitResponse::default()
+    }
+}
+
+/// The answer to a request of this many descriptors that nothing more is known of.
+#[must_use]
+pub fn by_policy(verdict: Code, descriptors: usize) -> RateLimitResponse {
+    let header =
+        |key: &str, value: &str| HeaderValue { key: key.to_owned(), value: value.to_owned(), raw_value: Vec::new() };
+    let retry = (verdict == Code::OverLimit).then(|| header("Retry-After", "1"));
+    let status = DescriptorStatus { code: code(verdict).into(), ..DescriptorStatus::default() };
+    RateLimitResponse {
+        overall_code: code(verdict).into(),
+        statuses: vec![status; descriptors],
+        response_headers_to_add: retry.into_iter().chain([header(DEGRADED, "true")]).collect(),
         ..RateLimitResponse::default()
     }
 }
@@ -171,14 +188,14 @@ fn render_headers(verdict: &Verdict<'_>, degraded: bool, presentation: &Presenta
         add("Retry-After", seconds.to_string());
     }
     if degraded {
-        add("x-ratelimit-degraded", "true".to_owned());
+        add(DEGRADED, "true".to_owned());
     }
     headers
 }
 
-fn render_metadata(wire: &RateLimitRequest, answer: &Answer, verdict: &Verdict<'_>) -> Struct {
+fn render_metadata(wire: &Question<'_>, answer: &Answer, verdict: &Verdict<'_>) -> Struct {
     let mut fields = vec![
-        ("domain", text(&wire.domain)),
+        ("domain", text(wire.domain)),
         ("descriptors", list(wire.descriptors.iter().map(render_descriptor).collect())),
     ];
     if wire.hits_addend != 0 {
@@ -197,7 +214,7 @@ fn render_metadata(wire: &RateLimitRequest, answer: &Answer, verdict: &Verdict<'
     Struct { fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
 }
 
-fn render_descriptor(descriptor: &RateLimitDescriptor) -> Value {
+fn render_descriptor(descriptor: &Asked<'_>) -> Value {
     let entries = descriptor.entries.iter().map(|entry| text(&format!("{}={}", entry.key, entry.value)));
     let mut fields: SmallVec<[(&str, Value); 3]> = SmallVec::new();
     fields.push(("entries", list(entries.collect())));

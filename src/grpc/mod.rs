@@ -1,6 +1,9 @@
 //! The gRPC doors: Envoy's question and its answer, and the native API.
 
 pub mod convert;
+mod frames;
+mod intake;
+pub mod limits;
 pub mod listen;
 pub mod native;
 mod opening;
@@ -11,5 +14,9 @@ pub mod server;
 pub mod service;
 pub mod services;
 pub mod streams;
+#[cfg(test)]
+mod tests;
 pub mod tls;
-mod validity;
+pub mod unary;
+pub mod validity;
+pub mod wire;

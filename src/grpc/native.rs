@@ -6,7 +6,8 @@ mod render;
 
 use std::{sync::Arc, time::Instant};
 
-use tonic::{Request, Response, Status, metadata::MetadataMap};
+use http::HeaderMap;
+use tonic::{Request, Response, Status};
 
 use super::{
     proto::ratelimiter::v1::{
@@ -60,7 +61,7 @@ impl NativeDoor {
         request: Request<ConsumeAndCheckLimitRequest>,
         span: Option<&CallSpan>,
     ) -> Result<ConsumeAndCheckLimitResponse, Status> {
-        let budget = budget(request.metadata());
+        let budget = budget(request.metadata().as_ref());
         let wire = request.into_inner();
         let hits = parse::hits(wire.cost).map_err(|bad| self.refuse(&bad))?;
         let question =
@@ -78,7 +79,7 @@ impl NativeDoor {
     }
 
     async fn status(&self, request: Request<GetBucketStatusRequest>) -> Result<GetBucketStatusResponse, Status> {
-        let budget = budget(request.metadata());
+        let budget = budget(request.metadata().as_ref());
         let wire = request.into_inner();
         let question = parse::question(&wire.domain, &wire.limit_key, &wire.entries, Hits::Take(0))
             .map_err(|bad| self.refuse(&bad))?;
@@ -103,7 +104,7 @@ impl NativeDoor {
         Status::invalid_argument(bad.to_string())
     }
 
-    fn span(&self, method: &'static str, headers: &MetadataMap) -> Option<CallSpan> {
+    fn span(&self, method: &'static str, headers: &HeaderMap) -> Option<CallSpan> {
         self.tracer.as_ref().map(|tracer| tracer.call(SERVICE_NAME, method, headers))
     }
 }
@@ -115,7 +116,7 @@ impl RateLimiterService for NativeDoor {
         request: Request<ConsumeAndCheckLimitRequest>,
     ) -> Result<Response<ConsumeAndCheckLimitResponse>, Status> {
         let began = Instant::now();
-        let span = self.span("ConsumeAndCheckLimit", request.metadata());
+        let span = self.span("ConsumeAndCheckLimit", request.metadata().as_ref());
         let answer = self.consume(request, span.as_ref()).await;
         trace_failure(span.as_ref(), &answer);
         self.consume_calls.record(began.elapsed());

@@ -6,39 +6,38 @@
 use std::{io, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
-use hyper::service::service_fn;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::conn::auto,
-};
+use hyper::{server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::sleep,
+    sync::oneshot,
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{either::Either, sync::CancellationToken, task::TaskTracker};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{
+    frames::{Frames, Turn},
+    limits::{
+        FIRST_CALL_MAX, HEADER_LIST_BYTES_MAX, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, OPENING_MAX, PENDING_RESETS_MAX,
+        REFUSED_STREAMS_MAX, SEND_BUFFER_BYTES, STREAMS_MAX, WINDOW_BYTES,
+    },
     listen::{Listener, Socket},
-    opening::{Opened, opened},
+    opening::{Opened, PREFACE, asked, opened},
     services::Services,
     streams::{Streams, Together},
     tls::Tls,
 };
-use crate::drain::Calls;
+use crate::{
+    connections::{AcceptErrors, Closed, Connections, Guest, Newcomers},
+    drain::{Calls, InFlight, SLICE},
+    panics,
+};
 
-/// Envoy resets every call that it gives up on. Each of those may be waiting to be accepted, and h2 closes a connection
-/// with more than this many of them; its own default is 20.
-const PENDING_RESETS_MAX: usize = 8_192;
-const STREAMS_MAX: u32 = 4_096;
-const CONNECTIONS_MAX: usize = 20_000;
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// For the TLS handshake and the first bytes of HTTP/2 to arrive.
-const OPENING_MAX: Duration = Duration::from_secs(10);
 const OPENING_AFTER_STOP_MAX: Duration = Duration::from_millis(250);
+/// Slices of time without a call after which a connection is idle.
+const IDLE_SLICES: u32 = 2;
 
 /// How long a connection may live.
 #[derive(Clone, Copy, Debug)]
@@ -56,63 +55,93 @@ pub struct Door {
     pub services: Services,
     pub tls: Option<Arc<Tls>>,
     pub age: ConnectionAge,
+    pub connections: Connections,
+    /// Idle connections that may stay however long they are.
+    pub idle_max: usize,
+    pub in_flight: Arc<InFlight>,
 }
 
 /// Serves until `stop`, then until the last call is answered.
 pub async fn serve(listener: Listener, door: Door, stop: CancellationToken) {
-    let connections = TaskTracker::new();
-    while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
-        match accepted {
-            Ok(socket) if connections.len() < CONNECTIONS_MAX => {
-                connections.spawn(door.clone().welcome(socket, stop.clone()));
-            }
-            Ok(_) => warn!(max = CONNECTIONS_MAX, "too many connections, closing this one"),
-            Err(error) => {
-                warn!(%error, "cannot accept a connection, trying again");
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
+    let tasks = TaskTracker::new();
+    panics::again(|| accept(&listener, &door, &tasks, &stop)).await;
     // Who has got through to the system has perhaps asked already, and would be cut off with the listener.
+    let mut newcomers = Newcomers::default();
     while let Some(Ok(socket)) = listener.accept().now_or_never() {
-        connections.spawn(door.clone().welcome(socket, stop.clone()));
+        let guest = door.connections.enter();
+        tasks.spawn(door.clone().welcome(socket, guest, newcomers.add(), stop.clone()));
     }
     drop(listener);
-    connections.close();
-    connections.wait().await;
+    tasks.close();
+    tasks.wait().await;
+}
+
+async fn accept(listener: &Listener, door: &Door, tasks: &TaskTracker, stop: &CancellationToken) {
+    let (mut newcomers, mut errors) = (Newcomers::default(), AcceptErrors::default());
+    while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
+        match accepted {
+            Ok(socket) => {
+                errors.none();
+                if !door.connections.has_room(&mut newcomers).await {
+                    continue;
+                }
+                let guest = door.connections.enter();
+                tasks.spawn(door.clone().welcome(socket, guest, newcomers.add(), stop.clone()));
+            }
+            Err(error) => errors.wait_after(&error).await,
+        }
+    }
 }
 
 impl Door {
-    async fn welcome(self, socket: Socket, stop: CancellationToken) {
-        let in_time = async {
-            tokio::select! {
-                () = sleep(OPENING_MAX) => {}
-                // Who is about to ask is still let in, and told at once that it should ask elsewhere from then on.
-                () = stop.cancelled() => sleep(OPENING_AFTER_STOP_MAX).await,
-            }
+    async fn welcome(self, socket: Socket, _guest: Guest, leave: oneshot::Receiver<()>, stop: CancellationToken) {
+        let opening = async {
+            let stream = within(OPENING_MAX, open(socket, self.tls.as_deref())).await?;
+            within(FIRST_CALL_MAX, asked(stream)).await
         };
-        tokio::select! {
-            opened = open(socket, self.tls.as_deref()) => match opened {
-                Ok(stream) => self.serve_connection(stream, stop).await,
-                Err(error) => debug!(%error, "connection refused"),
-            },
-            () = in_time => debug!("connection refused: the caller did not open it in time"),
+        let after_stop = async {
+            // Who is about to ask is still let in, and told at once that it should ask elsewhere from then on.
+            stop.cancelled().await;
+            sleep(OPENING_AFTER_STOP_MAX).await;
+        };
+        let opened = tokio::select! {
+            opened = opening => opened,
+            Ok(()) = leave => return debug!("connection closed: others need the room"),
+            () = after_stop => return,
+        };
+        match opened {
+            // The state of a connection that is served is large; that of one that only waits is not.
+            Ok(stream) => Box::pin(self.serve_connection(stream, stop)).await,
+            Err(error) => {
+                if error.kind() == io::ErrorKind::TimedOut {
+                    self.connections.closed(Closed::Silent);
+                }
+                debug!(%error, "connection refused");
+            }
         }
     }
 
-    async fn serve_connection<S>(self, stream: S, stop: CancellationToken)
+    async fn serve_connection<S>(self, stream: Opened<S>, stop: CancellationToken)
     where
         S: AsyncRead + AsyncWrite + Unpin + 'static,
     {
-        let calls = Calls::default();
-        let (services, counted) = (self.services, calls.clone());
+        let calls = Calls::new(self.in_flight.clone());
+        let (services, counted) = (self.services.clone(), calls.clone());
         let service = service_fn(move |request| services.answer(&counted, request));
-        let streams = Streams::default();
-        let builder = connection_builder(streams.clone());
-        let mut connection = Together::new(builder.serve_connection(TokioIo::new(stream), service), streams);
+        let (streams, turn) = (Streams::default(), Arc::new(Turn::default()));
+        let stream = Frames::new(stream, PREFACE.len(), turn.clone());
+        let connection = connection_builder(streams.clone()).serve_connection(TokioIo::new(stream), service);
+        let mut connection = Together::new(connection, streams, turn.clone());
         let ended = tokio::select! {
             ended = &mut connection => Some(ended),
-            () = end_of_life(self.age.max) => None,
+            why = self.watch(&calls, &turn) => match why {
+                Some(Closed::Idle) => {
+                    self.connections.closed(Closed::Idle);
+                    None
+                }
+                Some(why) => return self.connections.closed(why),
+                None => None,
+            },
             () = stop.cancelled() => None,
         };
         let ended = if let Some(ended) = ended {
@@ -126,40 +155,84 @@ impl Door {
                 () = grace(self.age.grace) => Ok(()),
             }
         };
+        if turn.is_flooded() {
+            self.connections.closed(Closed::Flood);
+        }
         if let Err(error) = ended {
             debug!(%error, "connection ended");
         }
     }
+
+    /// Looks after a connection for as long as it may live. Says why it has to end, or nothing if it is merely old.
+    async fn watch(&self, calls: &Calls, turn: &Turn) -> Option<Closed> {
+        let opened = Instant::now();
+        let end = self.age.max.map(|max| opened + max.mul_f64(0.9 + 0.2 * fastrand::f64()));
+        let (mut seen, mut silent_slices, mut idle) = (0, 0, None);
+        for slice in 1.. {
+            let next = opened + SLICE * slice;
+            if let Some(end) = end.filter(|end| *end <= next) {
+                sleep_until(end).await;
+                return None;
+            }
+            sleep_until(next).await;
+            turn.forget_noise();
+            if calls.is_overdue() {
+                return Some(Closed::Overdue);
+            }
+            let begun = calls.begun();
+            if begun == 0 && opened.elapsed() >= FIRST_CALL_MAX {
+                return Some(Closed::Silent);
+            }
+            if begun != seen || calls.are_open() {
+                (seen, silent_slices, idle) = (begun, 0, None);
+                continue;
+            }
+            silent_slices += 1;
+            if silent_slices >= IDLE_SLICES {
+                if self.connections.idle() >= self.idle_max && idle.is_none() {
+                    return Some(Closed::Idle);
+                }
+                idle.get_or_insert_with(|| self.connections.rest());
+            }
+        }
+        None
+    }
 }
 
-/// The same stream whatever it is made of.
-async fn open(socket: Socket, tls: Option<&Tls>) -> io::Result<Opened<Either<Socket, TlsSocket>>> {
-    let stream = match tls {
-        Some(tls) => Either::Right(Box::new(TlsAcceptor::from(tls.current()).accept(socket).await?)),
+async fn within<T>(max: Duration, opening: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let too_late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("the caller took longer than {max:?}"));
+    tokio::time::timeout(max, opening).await.unwrap_or_else(|elapsed| Err(too_late(elapsed)))
+}
+
+/// The same stream whatever it is made of, once its caller has shown that it speaks HTTP/2.
+async fn open(socket: Socket, tls: Option<&Tls>) -> io::Result<Either<Socket, TlsSocket>> {
+    let mut stream = match tls {
+        // In a box, so that what only plain connections need stays small.
+        Some(tls) => Either::Right(Box::new(Box::pin(TlsAcceptor::from(tls.current()).accept(socket)).await?)),
         None => Either::Left(socket),
     };
-    opened(stream).await
+    opened(&mut stream).await?;
+    Ok(stream)
 }
 
 type TlsSocket = Box<tokio_rustls::server::TlsStream<Socket>>;
 
-fn connection_builder(streams: Streams) -> auto::Builder<Streams> {
-    let mut builder = auto::Builder::new(streams).http2_only();
+pub(super) fn connection_builder(streams: Streams) -> http2::Builder<Streams> {
+    let mut builder = http2::Builder::new(streams);
     builder
-        .http2()
         .timer(TokioTimer::new())
+        // Nobody who speaks gRPC reads it.
+        .auto_date_header(false)
         .max_concurrent_streams(STREAMS_MAX)
         .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
+        .max_local_error_reset_streams(REFUSED_STREAMS_MAX)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .max_header_list_size(HEADER_LIST_BYTES_MAX)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
     builder
-}
-
-async fn end_of_life(max: Option<Duration>) {
-    match max {
-        Some(max) => sleep(max.mul_f64(0.9 + 0.2 * fastrand::f64())).await,
-        None => std::future::pending().await,
-    }
 }
 
 async fn grace(grace: Option<Duration>) {
@@ -180,13 +253,21 @@ mod tests {
     use tonic::service::Routes;
 
     use super::*;
+    use crate::telemetry::metrics::Metrics;
 
     /// What a caller reads who sends these bytes and nothing more, however long it takes.
     async fn read_after(sent: &[u8]) -> Vec<u8> {
         let listener = super::super::listen::bind_tcp(([127, 0, 0, 1], 0).into()).unwrap();
         let address = listener.local_addr().unwrap();
         let age = ConnectionAge { max: None, grace: None };
-        let door = Door { services: Routes::default().prepare().into(), tls: None, age };
+        let door = Door {
+            services: Routes::default().prepare().into(),
+            tls: None,
+            age,
+            connections: Connections::new(1, Metrics::new().door("grpc")),
+            idle_max: 1,
+            in_flight: InFlight::new(1),
+        };
         let stop = CancellationToken::new();
         let serving = tokio::spawn(serve(Listener::Tcp(listener), door, stop.clone()));
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -216,5 +297,12 @@ mod tests {
         let settings = b"\0\0\0\x04\0\0\0\0\0";
         let read = read_after(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..]].concat()).await;
         assert!(!read.is_empty(), "its settings are answered");
+    }
+
+    #[tokio::test]
+    async fn a_caller_who_pings_but_never_asks_is_cut_off() {
+        let settings_and_ping = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x06\0\0\0\0\0pingpong";
+        let read = read_after(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings_and_ping[..]].concat()).await;
+        assert!(read.windows(8).any(|bytes| bytes == b"pingpong"), "its ping is answered: {read:?}");
     }
 }

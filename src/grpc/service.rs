@@ -1,23 +1,26 @@
 //! `envoy.service.ratelimit.v3.RateLimitService`: parse, ask, render.
 
 use std::{
+    future::Future,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use http::HeaderName;
-use tonic::{Request, Response, Status, metadata::MetadataMap};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, Response};
+use tonic::Status;
 
 use super::{
     convert::{self, Presentation},
-    proto::envoy::service::ratelimit::v3::{
-        RateLimitRequest, RateLimitResponse,
-        rate_limit_service_server::{RateLimitService, SERVICE_NAME},
-    },
+    intake::Intake,
+    limits::MESSAGE_BYTES_MAX,
+    proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_service_server::SERVICE_NAME},
+    unary, wire,
 };
 use crate::{
     engine::verdict::Code,
-    limiter::{Asking, CheckError, Limiter},
+    limiter::{Asking, CheckError, Limiter, Planned},
+    panics::{self, Panicked},
     telemetry::{
         metrics::MethodMetrics,
         traces::{CallSpan, Tracer},
@@ -26,7 +29,7 @@ use crate::{
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct RateLimitDoor {
     limiter: Arc<Limiter>,
     presentation: Arc<Presentation>,
@@ -41,48 +44,101 @@ impl RateLimitDoor {
         Self { limiter, presentation, tracer, calls }
     }
 
+    /// One call, from its stream to its stream.
+    pub fn should_rate_limit(
+        self: Arc<Self>,
+        headers: &HeaderMap,
+        body: Intake,
+    ) -> impl Future<Output = Response<unary::Answer>> + use<> {
+        // Headers are large, and nobody has to keep them while the call goes on.
+        let welcome = unary::welcome(headers);
+        let budget = budget(headers);
+        let span = self.tracer.as_ref().map(|tracer| tracer.call(SERVICE_NAME, "ShouldRateLimit", headers));
+        async move {
+            let answered = match welcome {
+                Ok(()) => self.receive_and_answer(body, budget, span.as_ref()).await,
+                Err(status) => Err(status),
+            };
+            trace_failure(span.as_ref(), &answered);
+            unary::answer(answered)
+        }
+    }
+
+    async fn receive_and_answer(
+        &self,
+        body: Intake,
+        budget: Option<Duration>,
+        span: Option<&CallSpan>,
+    ) -> Result<RateLimitResponse, Status> {
+        let message = unary::receive(body, MESSAGE_BYTES_MAX).await?;
+        let began = Instant::now();
+        let answered = panics::caught(self.answer(began, &message, budget, span)).await;
+        let answered = answered.unwrap_or_else(|Panicked| self.answer_by_policy(began, &message, span));
+        if answered.is_err() {
+            self.calls.record(began.elapsed());
+        }
+        answered
+    }
+
     async fn answer(
         &self,
         began: Instant,
-        request: Request<RateLimitRequest>,
+        message: &Bytes,
+        budget: Option<Duration>,
         span: Option<&CallSpan>,
     ) -> Result<RateLimitResponse, Status> {
-        let budget = budget(request.metadata());
-        let wire = request.into_inner();
-        let question = convert::parse(&wire).map_err(|bad| {
+        let (domain, planned) = self.plan(message, span)?;
+        let asking = Asking { began: Some(began), budget, default: None, span };
+        let answer = self.limiter.check_planned(domain, planned, asking).await.map_err(unanswered)?;
+        if let Some(span) = span {
+            span.answered(name(answer.verdict().code), answer.degraded);
+        }
+        self.calls.record(answer.took);
+        // Read once more where it is told as it was asked, because that is rare.
+        let asked = self.presentation.dynamic_metadata.then(|| wire::read(message).ok()).flatten();
+        Ok(convert::render(&answer, &self.presentation, asked.as_ref()))
+    }
+
+    /// All that needs the question itself. It is large, and nobody has to keep it while the store is asked.
+    fn plan<'m>(&self, message: &'m Bytes, span: Option<&CallSpan>) -> Result<(&'m str, Planned), Status> {
+        let refuse = |reason: String| {
             self.limiter.metrics().service_errors.increment(1);
-            Status::invalid_argument(bad.to_string())
-        })?;
+            Status::invalid_argument(reason)
+        };
+        let wire = wire::read(message).map_err(|unreadable| refuse(unreadable.to_string()))?;
+        let question = convert::parse(&wire).map_err(|bad| refuse(bad.to_string()))?;
         if let Some(span) = span {
             span.asked(question.domain, question.descriptors.len());
         }
-        let asking = Asking { began: Some(began), budget, default: None, span };
-        let answer = self.limiter.check_as(&question, asking).await.map_err(|error| match error {
-            CheckError::NoRules | CheckError::Unavailable(_) => Status::unavailable(error.to_string()),
-        })?;
+        let planned = self.limiter.plan(&question, None).map_err(unanswered)?;
+        Ok((question.domain, planned))
+    }
+
+    /// A panic that the limiter could not settle by the rules.
+    fn answer_by_policy(
+        &self,
+        began: Instant,
+        message: &Bytes,
+        span: Option<&CallSpan>,
+    ) -> Result<RateLimitResponse, Status> {
+        let code = self.limiter.without_a_plan().map_err(unanswered)?;
         if let Some(span) = span {
-            span.answered(if answer.verdict().code == Code::Ok { "OK" } else { "OVER_LIMIT" }, answer.degraded);
+            span.answered(name(code), true);
         }
-        self.calls.record(answer.took);
-        Ok(convert::render(&wire, &answer, &self.presentation))
+        self.calls.record(began.elapsed());
+        let descriptors = wire::read(message).map_or(0, |wire| wire.descriptors.len());
+        Ok(convert::by_policy(code, descriptors))
     }
 }
 
-#[tonic::async_trait]
-impl RateLimitService for RateLimitDoor {
-    async fn should_rate_limit(
-        &self,
-        request: Request<RateLimitRequest>,
-    ) -> Result<Response<RateLimitResponse>, Status> {
-        let began = Instant::now();
-        let span = self.tracer.as_ref().map(|tracer| tracer.call(SERVICE_NAME, "ShouldRateLimit", request.metadata()));
-        let answer = self.answer(began, request, span.as_ref()).await;
-        trace_failure(span.as_ref(), &answer);
-        if answer.is_err() {
-            self.calls.record(began.elapsed());
-        }
-        answer.map(Response::new)
+fn unanswered(error: CheckError) -> Status {
+    match error {
+        CheckError::NoRules | CheckError::Unavailable(_) => Status::unavailable(error.to_string()),
     }
+}
+
+fn name(code: Code) -> &'static str {
+    if code == Code::Ok { "OK" } else { "OVER_LIMIT" }
 }
 
 pub(super) fn trace_failure<T>(span: Option<&CallSpan>, answer: &Result<T, Status>) {
@@ -92,8 +148,8 @@ pub(super) fn trace_failure<T>(span: Option<&CallSpan>, answer: &Result<T, Statu
 }
 
 /// How long the caller can wait, as its `grpc-timeout` says: up to eight digits and a unit.
-pub(super) fn budget(metadata: &MetadataMap) -> Option<Duration> {
-    let text = metadata.as_ref().get(GRPC_TIMEOUT)?.to_str().ok()?;
+pub(super) fn budget(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(GRPC_TIMEOUT)?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 {
         return None;
@@ -115,9 +171,9 @@ mod tests {
     use super::*;
 
     fn budget_of(text: &str) -> Option<Duration> {
-        let mut metadata = MetadataMap::new();
-        metadata.insert("grpc-timeout", text.parse().unwrap());
-        budget(&metadata)
+        let mut headers = HeaderMap::new();
+        headers.insert(GRPC_TIMEOUT, text.parse().unwrap());
+        budget(&headers)
     }
 
     #[test]
@@ -130,11 +186,11 @@ mod tests {
     #[test]
     fn a_timeout_that_cannot_be_read_is_none() {
         for text in ["", "m", "20", "123456789m", "-1m", "2x", "é"] {
-            let mut metadata = MetadataMap::new();
+            let mut headers = HeaderMap::new();
             if let Ok(value) = text.parse() {
-                metadata.insert("grpc-timeout", value);
+                headers.insert(GRPC_TIMEOUT, value);
             }
-            assert_eq!(budget(&metadata), None, "{text}");
+            assert_eq!(budget(&headers), None, "{text}");
         }
     }
 }

@@ -3,33 +3,40 @@
 //! Nearly every call is Envoy's one question. It does not take the way through the router, whose matching, parameters and boxes
 //! cost a tenth of the whole answer. Every other call does.
 
-use std::{convert::Infallible, future::Future};
+use std::{convert::Infallible, future::Future, sync::Arc};
 
-use futures_util::{FutureExt as _, future::Either};
-use http::{Request, Response};
+use futures_util::{FutureExt as _, TryFutureExt as _, future::BoxFuture};
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
-use tonic::{body::Body, service::Routes};
-use tower::{Service as _, ServiceExt as _};
+use tonic::{Status, body::Body, service::Routes};
+use tower::ServiceExt as _;
 
-use super::{
-    proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitServiceServer, service::RateLimitDoor,
+use super::{intake::Intake, limits::WATCHES_MAX, service::RateLimitDoor, unary};
+use crate::{
+    drain::{self, Calls, Counted},
+    panics::{self, Panicked},
 };
-use crate::drain::{self, Calls, Counted};
 
+const INVALID_ARGUMENT: HeaderValue = HeaderValue::from_static("3");
+const INTERNAL: &str = "13";
+/// How prost begins to say what is wrong with a message.
+const UNREADABLE: &[u8] = b"failed%20to%20decode%20Protobuf%20message";
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// The body of an answer, of this question or of another.
+type Out = http_body_util::Either<unary::Answer, Body>;
 
 #[derive(Clone, Debug)]
 pub struct Services {
-    rate_limit: Option<RateLimitServiceServer<RateLimitDoor>>,
-    /// All services, this one among them: it has to answer for methods that it does not have.
+    rate_limit: Option<Arc<RateLimitDoor>>,
+    /// All the others, and the answer for what no service has.
     routes: Routes,
 }
 
 impl Services {
     #[must_use]
-    pub fn new(rate_limit: RateLimitServiceServer<RateLimitDoor>, others: Routes) -> Self {
-        let routes = others.add_service(rate_limit.clone()).prepare();
-        Self { rate_limit: Some(rate_limit), routes }
+    pub fn new(rate_limit: RateLimitDoor, others: Routes) -> Self {
+        Self { rate_limit: Some(Arc::new(rate_limit)), routes: others.prepare() }
     }
 
     /// Answers one request of a connection.
@@ -37,15 +44,31 @@ impl Services {
         &self,
         calls: &Calls,
         request: Request<Incoming>,
-    ) -> impl Future<Output = Result<Response<Counted<Body>>, Infallible>> + use<> {
+    ) -> BoxFuture<'static, Result<Response<Counted<Out>>, Infallible>> {
         let path = request.uri().path();
-        let call = (!is_watch(path)).then(|| calls.begin());
-        if let (Some(rate_limit), SHOULD_RATE_LIMIT) = (&self.rate_limit, path) {
-            return Either::Left(drain::answer(call, rate_limit.clone().call(request)));
+        let call = if is_watch(path) { calls.begin_watch(WATCHES_MAX) } else { calls.begin() };
+        let Some(call) = call else {
+            return std::future::ready(Ok(refused())).boxed();
+        };
+        let is_rate_limit = path == SHOULD_RATE_LIMIT;
+        let (head, body) = request.into_parts();
+        let body = Intake::new(body, &head.headers, calls.clone());
+        if let (Some(rate_limit), true) = (&self.rate_limit, is_rate_limit) {
+            let answering = rate_limit.clone().should_rate_limit(&head.headers, body);
+            let answering = answering.map(|answer| Ok(answer.map(Out::Left)));
+            // At once into its own memory: what carries it from here on would copy all of it several times.
+            return drain::answer(call, answering).boxed();
         }
-        let answering = self.routes.clone().oneshot(request.map(Body::new));
-        Either::Right(drain::answer(call, answering).boxed())
+        let request = Request::from_parts(head, Body::new(body));
+        let answering = answered(self.routes.clone().oneshot(request));
+        drain::answer(call, answering.map_ok(|answer| answer.map(Out::Right))).boxed()
     }
+}
+
+/// The answer to one call too many.
+fn refused() -> Response<Counted<Out>> {
+    let status = Status::unavailable("too many calls are under way, this one was not begun");
+    status.into_http::<Body>().map(|body| Counted::refusal(Out::Right(body)))
 }
 
 impl From<Routes> for Services {
@@ -54,7 +77,29 @@ impl From<Routes> for Services {
     }
 }
 
+/// A call that panics is answered, and its connection goes on. Envoy's question has an answer of its own to panics: see
+/// [`RateLimitDoor`].
+async fn answered(
+    answering: impl Future<Output = Result<Response<Body>, Infallible>>,
+) -> Result<Response<Body>, Infallible> {
+    let internal = |Panicked| Ok(Status::internal("sluice has panicked: its log has the place").into_http());
+    let answer = panics::caught(answering).await.unwrap_or_else(internal);
+    answer.map(|mut response| {
+        if is_unreadable(&response) {
+            response.headers_mut().insert(Status::GRPC_STATUS, INVALID_ARGUMENT);
+        }
+        response
+    })
+}
+
+/// A message that is no protobuf, or holds a text that is not UTF-8, is the caller's fault. tonic calls it our own.
+fn is_unreadable(response: &Response<Body>) -> bool {
+    let Some(status) = response.headers().get(Status::GRPC_STATUS) else { return false };
+    let says = |message: &HeaderValue| message.as_bytes().starts_with(UNREADABLE);
+    status == INTERNAL && response.headers().get(Status::GRPC_MESSAGE).is_some_and(says)
+}
+
 /// Calls that go on until the caller ends them: nobody waits for these.
 fn is_watch(path: &str) -> bool {
-    path.starts_with("/grpc.health.") || path.starts_with("/grpc.reflection.")
+    (path.starts_with("/grpc.health.") && path.ends_with("/Watch")) || path.starts_with("/grpc.reflection.")
 }

@@ -5,19 +5,22 @@
 //! then the connection writes what they have to say in one go. A batch of answers from the store wakes the connection once.
 //!
 //! Calls of one connection never run at the same time on two cores. They share a lock inside HTTP/2 in any case, and what one
-//! of them does between two awaits takes microseconds.
+//! of them does between two awaits takes microseconds. How much is read in one go is bounded, so that the other connections get
+//! their turn: see [`super::frames`].
 
 use std::{
     future::Future,
     mem,
-    panic::AssertUnwindSafe,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
 };
 
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use tracing::error;
+
+use crate::panics;
+
+use super::frames::Turn;
 
 /// Takes the calls that a connection wants to be run.
 #[derive(Clone, Default)]
@@ -28,12 +31,8 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, call: F) {
-        // A panic ends one call, and not the others of its connection.
-        let call = AssertUnwindSafe(call).catch_unwind().map(|ended| {
-            if ended.is_err() {
-                error!("a call has panicked, which is a mistake of sluice: please report it");
-            }
-        });
+        // What a call does is answered for already. Whatever else panics here resets one stream, and spares the others.
+        let call = panics::caught(call).map(|_| ());
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(call.boxed());
     }
 }
@@ -49,12 +48,13 @@ pub struct Together<C> {
     connection: Pin<Box<C>>,
     begun: Streams,
     running: FuturesUnordered<BoxFuture<'static, ()>>,
+    turn: Arc<Turn>,
 }
 
 impl<C: Future> Together<C> {
-    /// The connection must have been made with these streams.
-    pub fn new(connection: C, begun: Streams) -> Self {
-        Self { connection: Box::pin(connection), begun, running: FuturesUnordered::new() }
+    /// The connection must have been made with these streams, and must read in these turns.
+    pub fn new(connection: C, begun: Streams, turn: Arc<Turn>) -> Self {
+        Self { connection: Box::pin(connection), begun, running: FuturesUnordered::new(), turn }
     }
 
     pub fn connection(&mut self) -> Pin<&mut C> {
@@ -66,6 +66,7 @@ impl<C: Future> Future for Together<C> {
     type Output = C::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<C::Output> {
+        self.turn.begin();
         loop {
             if let Poll::Ready(ended) = self.connection.as_mut().poll(context) {
                 return Poll::Ready(ended);

@@ -26,7 +26,7 @@ use tracing::{error, info, warn};
 use webpki::EndEntityCert;
 
 use super::validity;
-use crate::{rfc3339::rfc3339, telemetry::metrics::TlsMetrics};
+use crate::{panics, rfc3339::rfc3339, telemetry::metrics::TlsMetrics};
 
 /// How often the files are read. New content is put to use once it was read twice alike, so that files that are being
 /// written are seldom judged.
@@ -131,7 +131,10 @@ impl TlsReloader {
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while stop.run_until_cancelled(beat.tick()).await.is_some() {
             let looked = tokio::task::spawn_blocking(move || {
-                self.look();
+                // The certificate before stays in use.
+                if panics::caught_now(|| self.look()).is_err() {
+                    self.metrics.failed.increment(1);
+                }
                 self
             });
             match looked.await {
@@ -186,6 +189,26 @@ impl TlsReloader {
     }
 }
 
+/// When the certificates in the files end, in seconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    pub certificate_s: u64,
+    pub client_ca_s: Option<u64>,
+}
+
+/// Judges the files as at the start. Blocks.
+pub fn inspect(settings: &TlsSettings) -> Result<Ends, TlsError> {
+    let files = Files::read(settings)?;
+    let (_, certificate_s) = files.build(settings)?;
+    Ok(Ends { certificate_s, client_ca_s: files.client_ca.as_deref().and_then(first_end_s) })
+}
+
+/// When the first of these certificates to end does.
+#[must_use]
+pub fn first_end_s(pem: &[u8]) -> Option<u64> {
+    certificates(pem).ok()?.iter().filter_map(|certificate| validity::not_after_s(certificate)).min()
+}
+
 fn expired(settings: &TlsSettings, not_after_s: u64) -> Result<(), TlsError> {
     let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     if now_s < not_after_s {
@@ -194,7 +217,9 @@ fn expired(settings: &TlsSettings, not_after_s: u64) -> Result<(), TlsError> {
     Err(TlsError::Expired { path: settings.certificate.clone(), not_after: shown(not_after_s) })
 }
 
-fn shown(unix_s: u64) -> String {
+/// In UTC.
+#[must_use]
+pub fn shown(unix_s: u64) -> String {
     rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(unix_s))
 }
 

@@ -1,20 +1,29 @@
 //! The debug port: the rules in use, where they came from, and which of them a request would meet. Nothing here charges.
+//!
+//! What only reads is asked with GET. What changes something needs a POST and a header of ours: a page in a browser, which can
+//! send either to any address, cannot send both without asking first, and is not answered if it does.
 
-use std::{fmt::Write as _, sync::Arc};
+use std::{fmt::Write as _, sync::Arc, time::Duration};
 
 use axum::{
     Router,
     extract::{Query, State, rejection::QueryRejection},
     http::{HeaderMap, StatusCode, header::ACCEPT},
+    middleware::from_fn,
     response::Response,
-    routing::get,
+    routing::{get, post},
 };
 use serde::Serialize;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 
-use super::{plain, sentence, typed};
+use super::{host, plain, sentence, typed};
 use crate::{
     engine::{
         quota::{Algorithm, Quota, Rate},
+        request::DESCRIPTORS_MAX,
         rule::{Counted, Limit, Rule},
         tree::RuleSet,
     },
@@ -22,34 +31,44 @@ use crate::{
     grpc::convert,
     limiter::Limiter,
     live::Reader,
-    load_report::LoadReport,
+    load_report::{LoadReport, ReloadAsked},
+    printable::Printable,
 };
 
 #[derive(Clone, Debug)]
 struct Shown {
     limiter: Arc<Limiter>,
     report: Reader<LoadReport>,
+    reloads: mpsc::Sender<ReloadAsked>,
 }
 
+/// No page in a browser can send it elsewhere than home.
+const CONSENT: &str = "x-sluice";
+/// A hundred thousand rules are read within seconds.
+const RELOAD_MAX: Duration = Duration::from_secs(30);
+
 /// Sorted by path.
-const PATHS: [(&str, &str); 3] = [
+const PATHS: [(&str, &str); 4] = [
     ("/config", "where the rules in use came from, when, and what was wrong with the last ones (JSON)"),
     (
         "/explain",
         "which rules a request meets and where its counters stand: ?domain=..&descriptor=key=value,key=value \
          (descriptor may be repeated; format=text for people)",
     ),
+    ("/reload", "read the rules now, and tell as /config does: POST with the header `x-sluice: reload`"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
 ];
 
 /// Any path that is not known lists those that are.
-pub fn router(limiter: Arc<Limiter>, report: Reader<LoadReport>) -> Router {
+pub fn router(limiter: Arc<Limiter>, report: Reader<LoadReport>, reloads: mpsc::Sender<ReloadAsked>) -> Router {
     Router::new()
         .route("/config", get(config))
         .route("/explain", get(explain))
+        .route("/reload", post(reload))
         .route("/rlconfig", get(rlconfig))
-        .fallback(index)
-        .with_state(Shown { limiter, report })
+        .fallback(get(index))
+        .layer(from_fn(host::is_ours))
+        .with_state(Shown { limiter, report, reloads })
 }
 
 async fn index() -> Response {
@@ -63,6 +82,27 @@ async fn rlconfig(State(shown): State<Shown>) -> Response {
 
 async fn config(State(shown): State<Shown>) -> Response {
     json(&*shown.report.load())
+}
+
+async fn reload(State(shown): State<Shown>, headers: HeaderMap) -> Response {
+    if !headers.contains_key(CONSENT) {
+        let reason = "a reload needs the header `x-sluice: reload`, which no page in a browser can send from elsewhere";
+        return sentence(StatusCode::FORBIDDEN, reason);
+    }
+    let (done, is_done) = oneshot::channel();
+    let asked = async {
+        shown.reloads.send(done).await.ok()?;
+        is_done.await.ok()
+    };
+    if timeout(RELOAD_MAX, asked).await.ok().flatten().is_none() {
+        return sentence(StatusCode::SERVICE_UNAVAILABLE, "the rules were not read in time: see the log");
+    }
+    let report = shown.report.load();
+    let mut response = json(&*report);
+    if report.last_error.is_some() {
+        *response.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
+    }
+    response
 }
 
 /// The reference's line for each rule, in the order of the files. What the reference does not know stands behind its part.
@@ -85,7 +125,8 @@ fn rule_lines(set: &RuleSet) -> String {
 }
 
 fn write_line(lines: &mut String, rule: &Rule, unit: &str, requests: u32, rest: &str) {
-    let (domain, path) = (&rule.domain, rule.path.join("."));
+    let path = rule.path.join(".");
+    let (domain, path, rest) = (Printable(&rule.domain), Printable(&path), Printable(rest));
     let (shadow, quota) = (rule.shadow, rule.quota_mode);
     let _ = writeln!(
         lines,
@@ -191,11 +232,11 @@ impl Asked {
         if asked.descriptors.is_empty() {
             return Err("no descriptor given: add descriptor=key=value,key=value".to_owned());
         }
-        if asked.descriptors.len() > convert::DESCRIPTORS_MAX {
+        if asked.descriptors.len() > DESCRIPTORS_MAX {
             return Err(format!(
                 "{} descriptors given, at most {} are possible",
                 asked.descriptors.len(),
-                convert::DESCRIPTORS_MAX
+                DESCRIPTORS_MAX
             ));
         }
         Ok(asked)

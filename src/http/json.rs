@@ -3,22 +3,27 @@
 use std::time::Duration;
 
 use axum::{
-    extract::{FromRequest as _, Request, State},
+    extract::{Request, State},
     http::{HeaderName, HeaderValue, StatusCode},
     response::Response,
 };
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt as _;
 
 use super::{Doors, proto_json, sentence, typed};
-use crate::grpc::{
-    convert,
-    proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
+use crate::{
+    drain::{Calls, Room},
+    grpc::{
+        convert,
+        proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
+        wire::Question,
+    },
 };
 
 /// A request with 256 descriptors of long values fits many times over.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 /// A caller who sends no faster than this allows is not worth the connection.
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub async fn answer(State(doors): State<Doors>, request: Request) -> Response {
     let refuse = |status: StatusCode, reason: &dyn std::fmt::Display| {
@@ -33,29 +38,47 @@ pub async fn answer(State(doors): State<Doors>, request: Request) -> Response {
         Ok(wire) => wire,
         Err(bad) => return refuse(StatusCode::BAD_REQUEST, &bad),
     };
+    let wire = Question::from(&wire);
     let question = match convert::parse(&wire) {
         Ok(question) => question,
         Err(bad) => return refuse(StatusCode::BAD_REQUEST, &bad),
     };
     match doors.limiter.check(&question, None).await {
-        Ok(answer) => render(&convert::render(&wire, &answer, &doors.presentation)),
+        Ok(answer) => {
+            let asked = doors.presentation.dynamic_metadata.then_some(&wire);
+            render(&convert::render(&answer, &doors.presentation, asked))
+        }
         // The limiter has counted this one itself.
         Err(unanswered) => sentence(StatusCode::SERVICE_UNAVAILABLE, unanswered),
     }
 }
 
 async fn read(request: Request) -> Result<Bytes, (StatusCode, String)> {
-    match tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, &())).await {
-        Ok(Ok(body)) => Ok(body),
-        Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            Err((rejection.status(), format!("the body is longer than {BODY_BYTES_MAX} bytes")))
+    let too_late = |_| {
+        let reason = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
+        Err((StatusCode::REQUEST_TIMEOUT, reason))
+    };
+    tokio::time::timeout(BODY_TIMEOUT, read_body(request)).await.unwrap_or_else(too_late)
+}
+
+async fn read_body(mut request: Request) -> Result<Bytes, (StatusCode, String)> {
+    let mut room = request.extensions_mut().remove::<Calls>().map(Room::new);
+    let mut body = request.into_body();
+    let mut read = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| (StatusCode::BAD_REQUEST, format!("the body cannot be read: {error}")))?;
+        let data = frame.into_data().unwrap_or_default();
+        if read.len() + data.len() > BODY_BYTES_MAX {
+            let reason = format!("the body is longer than {BODY_BYTES_MAX} bytes");
+            return Err((StatusCode::PAYLOAD_TOO_LARGE, reason));
         }
-        Ok(Err(rejection)) => Err((rejection.status(), format!("the body cannot be read: {rejection}"))),
-        Err(_) => {
-            let reason = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
-            Err((StatusCode::REQUEST_TIMEOUT, reason))
+        read.extend_from_slice(&data);
+        if !room.as_mut().is_none_or(|room| room.grow(read.len())) {
+            let reason = "too many bytes of large requests are waiting for their rest".to_owned();
+            return Err((StatusCode::SERVICE_UNAVAILABLE, reason));
         }
     }
+    Ok(read.freeze())
 }
 
 fn render(wire: &RateLimitResponse) -> Response {

@@ -4,6 +4,7 @@
 
 pub mod debug;
 pub mod health;
+mod host;
 pub mod json;
 pub mod metrics;
 pub mod proto_json;
@@ -15,7 +16,6 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::DefaultBodyLimit,
     http::{HeaderValue, StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::{any, get, post},
@@ -29,6 +29,7 @@ pub struct Doors {
     pub limiter: Arc<Limiter>,
     pub presentation: Arc<Presentation>,
     pub health: Arc<Health>,
+    pub scrapes: Arc<metrics::Texts>,
 }
 
 /// The HTTP port.
@@ -39,7 +40,6 @@ pub fn router(doors: Doors) -> Router {
         .route("/livez", any(health::livez))
         .route("/readyz", any(health::readyz))
         .route("/metrics", get(metrics::scrape))
-        .layer(DefaultBodyLimit::max(json::BODY_BYTES_MAX))
         .with_state(doors)
 }
 

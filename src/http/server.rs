@@ -2,74 +2,155 @@
 //!
 //! axum has such a loop of its own, but a caller who opens a connection and says nothing could hold it for ever.
 
-use std::time::Duration;
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use axum::{Router, body::Body, http::Request};
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, Response, StatusCode},
+};
+use futures_util::FutureExt as _;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
+    io::Interest,
     net::{TcpListener, TcpStream},
-    time::{sleep, timeout},
+    sync::oneshot,
+    time::{interval, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
-use tracing::{debug, warn};
+use tracing::debug;
 
-use crate::drain::{self, Calls};
+use super::sentence;
+use crate::{
+    connections::{AcceptErrors, Closed, Connections, Guest, Newcomers},
+    drain::{self, Calls, Counted, InFlight, SLICE},
+    panics::{self, Panicked},
+};
 
-const CONNECTIONS_MAX: usize = 10_000;
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Probes, scrapers, and callers who do not speak gRPC.
+pub const CONNECTIONS_MAX: usize = 1_024;
+/// For people and their tools.
+pub const DEBUG_CONNECTIONS_MAX: usize = 32;
+/// For the first byte of the first request.
+pub const OPENING_MAX: Duration = Duration::from_secs(10);
 /// For the headers of a request to arrive, and for an idle connection to ask again.
-const HEADERS_TIMEOUT: Duration = Duration::from_secs(30);
+pub const HEADERS_TIMEOUT: Duration = Duration::from_secs(30);
+/// Of the headers of a request, and of what is read or written in one go.
+pub const HEADERS_BYTES_MAX: usize = 64 << 10;
+/// Headers of a request.
+pub const HEADERS_MAX: usize = 100;
 /// For answers on the way when told to stop. None takes nearly as long.
 const DRAIN_MAX: Duration = Duration::from_secs(15);
 
-/// Serves until `stop`, then until the last request in flight is answered.
-pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
-    let connections = TaskTracker::new();
-    while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
-        match accepted {
-            Ok((stream, _)) if connections.len() < CONNECTIONS_MAX => {
-                connections.spawn(serve_connection(stream, router.clone(), stop.clone()));
-            }
-            Ok((_, peer)) => warn!(%peer, max = CONNECTIONS_MAX, "too many connections, closing this one"),
-            Err(error) => {
-                warn!(%error, "cannot accept a connection, trying again");
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-    drop(listener);
-    connections.close();
-    connections.wait().await;
+/// What the connections of a listener share.
+#[derive(Clone, Debug)]
+pub struct Door {
+    pub router: Router,
+    pub connections: Connections,
+    pub in_flight: Arc<InFlight>,
 }
 
-async fn serve_connection(stream: TcpStream, router: Router, stop: CancellationToken) {
-    // Without it answers only come later.
-    if let Err(error) = stream.set_nodelay(true) {
-        debug!(%error, "cannot set TCP_NODELAY");
-    }
-    let calls = Calls::default();
-    let counted = calls.clone();
-    let service = service_fn(move |request: Request<Incoming>| {
-        drain::answer(Some(counted.begin()), router.clone().oneshot(request.map(Body::new)))
-    });
-    let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_TIMEOUT);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
-    let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            // Who stopped in the middle of asking has no answer to wait for.
-            tokio::select! {
-                ended = timeout(DRAIN_MAX, connection) => ended.unwrap_or(Ok(())),
-                () = calls.quiet() => Ok(()),
+/// Serves until `stop`, then until the last request in flight is answered.
+pub async fn serve(listener: TcpListener, door: Door, stop: CancellationToken) {
+    let tasks = TaskTracker::new();
+    panics::again(|| accept(&listener, &door, &tasks, &stop)).await;
+    drop(listener);
+    tasks.close();
+    tasks.wait().await;
+}
+
+async fn accept(listener: &TcpListener, door: &Door, tasks: &TaskTracker, stop: &CancellationToken) {
+    let (mut newcomers, mut errors) = (Newcomers::default(), AcceptErrors::default());
+    while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
+        match accepted {
+            Ok((stream, _)) => {
+                errors.none();
+                if !door.connections.has_room(&mut newcomers).await {
+                    continue;
+                }
+                let guest = door.connections.enter();
+                tasks.spawn(door.clone().welcome(stream, guest, newcomers.add(), stop.clone()));
             }
+            Err(error) => errors.wait_after(&error).await,
         }
-    };
-    if let Err(error) = ended {
-        debug!(%error, "connection ended");
+    }
+}
+
+impl Door {
+    async fn welcome(self, stream: TcpStream, _guest: Guest, leave: oneshot::Receiver<()>, stop: CancellationToken) {
+        // Without it answers only come later.
+        if let Err(error) = stream.set_nodelay(true) {
+            debug!(%error, "cannot set TCP_NODELAY");
+        }
+        tokio::select! {
+            ready = stream.ready(Interest::READABLE) => if ready.is_err() { return },
+            () = sleep(OPENING_MAX) => return self.connections.closed(Closed::Silent),
+            Ok(()) = leave => return debug!("connection closed: others need the room"),
+            () = stop.cancelled() => return,
+        }
+        Box::pin(self.serve_connection(stream, stop)).await;
+    }
+
+    async fn serve_connection(self, stream: TcpStream, stop: CancellationToken) {
+        let calls = Calls::new(self.in_flight);
+        let (counted, router) = (calls.clone(), self.router);
+        let service = service_fn(move |request| answer(&counted, router.clone(), request));
+        let mut builder = hyper::server::conn::http1::Builder::new();
+        builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_TIMEOUT);
+        builder.max_headers(HEADERS_MAX).max_buf_size(HEADERS_BYTES_MAX);
+        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        let mut connection = std::pin::pin!(connection);
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = overdue(&calls) => return self.connections.closed(Closed::Overdue),
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                // Who stopped in the middle of asking has no answer to wait for.
+                tokio::select! {
+                    ended = timeout(DRAIN_MAX, connection) => ended.unwrap_or(Ok(())),
+                    () = calls.quiet() => Ok(()),
+                }
+            }
+        };
+        if let Err(error) = ended {
+            debug!(%error, "connection ended");
+        }
+    }
+}
+
+/// Until a request takes longer than any may: its body is sent, or its answer read, too slowly.
+async fn overdue(calls: &Calls) {
+    let mut slices = interval(SLICE);
+    slices.tick().await;
+    loop {
+        slices.tick().await;
+        if calls.is_overdue() {
+            return;
+        }
+    }
+}
+
+fn answer(
+    calls: &Calls,
+    router: Router,
+    request: Request<Incoming>,
+) -> impl Future<Output = Result<Response<Counted<Body>>, Infallible>> + use<> {
+    let calls = calls.clone();
+    async move {
+        let Some(call) = calls.begin() else {
+            let reason = "too many calls are under way, this one was not begun";
+            return Ok(sentence(StatusCode::SERVICE_UNAVAILABLE, reason).map(Counted::refusal));
+        };
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(calls);
+        let answering = panics::caught(router.oneshot(request)).map(|answer| match answer {
+            Ok(answer) => answer,
+            Err(Panicked) => {
+                Ok(sentence(StatusCode::INTERNAL_SERVER_ERROR, "sluice has panicked: its log has the place"))
+            }
+        });
+        drain::answer(call, answering).await
     }
 }

@@ -4,11 +4,16 @@
 //! task asks it something real now and then, and passes it again when that succeeds. Tripped and probing are one state for callers.
 //!
 //! It trips on [`IN_A_ROW`] failures in a row, when within a second at least half of [`SHARE_AT_LEAST`] calls or more have failed, or at
-//! once when the node itself says that it cannot serve. A slow store that answers two calls in three is not cut off.
+//! once when the node itself says that it cannot serve. A slow store that answers two calls in three is not cut off. Neither is
+//! one that held its breath for a moment: many calls are under way at a time, and all of them fail together, so that failures
+//! count only when they have gone on for a while.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use tokio::{
@@ -26,20 +31,27 @@ pub struct Breaker {
     tripped: Notify,
     /// It has passed once.
     known: SetOnce<()>,
+    /// How long failures have to go on.
+    grace: Duration,
     recent: Mutex<Recent>,
 }
 
 #[derive(Debug)]
 struct Recent {
     failed_in_a_row: u32,
+    /// The first of those in a row.
+    row_began: Instant,
     since: Instant,
     calls: u32,
     failed: u32,
+    /// The first of those since then.
+    failing_since: Instant,
 }
 
 impl Recent {
     fn new() -> Self {
-        Self { failed_in_a_row: 0, since: Instant::now(), calls: 0, failed: 0 }
+        let now = Instant::now();
+        Self { failed_in_a_row: 0, row_began: now, since: now, calls: 0, failed: 0, failing_since: now }
     }
 
     fn count(&mut self, failed: bool) {
@@ -47,23 +59,37 @@ impl Recent {
             (self.since, self.calls, self.failed) = (Instant::now(), 0, 0);
         }
         self.calls += 1;
-        self.failed += u32::from(failed);
-        self.failed_in_a_row = if failed { self.failed_in_a_row + 1 } else { 0 };
+        if !failed {
+            self.failed_in_a_row = 0;
+            return;
+        }
+        let now = Instant::now();
+        if self.failed_in_a_row == 0 {
+            self.row_began = now;
+        }
+        if self.failed == 0 {
+            self.failing_since = now;
+        }
+        self.failed += 1;
+        self.failed_in_a_row += 1;
     }
 
-    fn is_sick(&self) -> bool {
-        self.failed_in_a_row >= IN_A_ROW || (self.calls >= SHARE_AT_LEAST && self.failed * 2 >= self.calls)
+    fn is_sick(&self, grace: Duration) -> bool {
+        let in_a_row = self.failed_in_a_row >= IN_A_ROW && self.row_began.elapsed() >= grace;
+        let by_share = self.calls >= SHARE_AT_LEAST && self.failed * 2 >= self.calls;
+        in_a_row || by_share && self.failing_since.elapsed() >= grace
     }
 }
 
 impl Breaker {
-    /// Tripped at first: a node has to show that it is there.
+    /// Tripped at first: a node has to show that it is there. `grace` is how long failures have to go on.
     #[must_use]
-    pub fn tripped() -> Self {
+    pub fn tripped(grace: Duration) -> Self {
         Self {
             passing: AtomicBool::new(false),
             tripped: Notify::new(),
             known: SetOnce::new(),
+            grace,
             recent: Mutex::new(Recent::new()),
         }
     }
@@ -82,7 +108,7 @@ impl Breaker {
         let sick = {
             let mut recent = self.recent();
             recent.count(true);
-            recent.is_sick()
+            recent.is_sick(self.grace)
         };
         sick && self.trip()
     }
@@ -123,19 +149,19 @@ impl Breaker {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
+    const GRACE: Duration = Duration::from_millis(50);
+
     fn passing() -> Breaker {
-        let breaker = Breaker::tripped();
+        let breaker = Breaker::tripped(GRACE);
         breaker.pass();
         breaker
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_node_has_to_show_first_that_it_is_there() {
-        let breaker = Breaker::tripped();
+        let breaker = Breaker::tripped(GRACE);
         assert!(!breaker.is_passing());
         assert!(breaker.pass());
         assert!(breaker.is_passing());
@@ -155,18 +181,31 @@ mod tests {
         for _ in 1..IN_A_ROW {
             assert!(!breaker.failed());
         }
+        tokio::time::advance(GRACE).await;
         assert!(breaker.failed());
         assert!(!breaker.is_passing());
     }
 
     #[tokio::test(start_paused = true)]
+    async fn calls_that_fail_together_do_not_trip_it_until_more_follow() {
+        let breaker = passing();
+        for _ in 0..10 * SHARE_AT_LEAST {
+            assert!(!breaker.failed());
+        }
+        tokio::time::advance(GRACE).await;
+        assert!(breaker.failed());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn half_of_the_calls_of_a_second_failing_trips_it() {
         let breaker = passing();
-        let tripped = (0..SHARE_AT_LEAST).any(|_| {
+        let fails_of_each_two = || {
             breaker.succeeded();
             breaker.failed()
-        });
-        assert!(tripped);
+        };
+        assert!(!(0..SHARE_AT_LEAST).any(|_| fails_of_each_two()));
+        tokio::time::advance(GRACE).await;
+        assert!(fails_of_each_two());
     }
 
     #[tokio::test(start_paused = true)]

@@ -17,7 +17,8 @@
 //! idle, and a task does the same where nobody comes by. When a shard is full, it forgets who has most room first. Entries
 //! are kept in classes by how much of their quota is used, with one above all for those who were refused since; time only
 //! lowers that, so that a caller who is refused is always in the highest class, and is never forgotten while a lower one has
-//! an entry. A caller who is refused and makes a million new keys evicts those, and not the counter that refuses him.
+//! an entry. Where all were refused, the newcomer is not kept. A caller who is refused and makes a million new keys evicts
+//! those, and not the counter that refuses him.
 
 #[cfg(test)]
 mod tests;
@@ -66,6 +67,13 @@ impl MemoryStore {
         let shard_max = (entries_max / shards).max(1);
         let shards = (0..shards).map(|_| CachePadded::new(Mutex::new(Shard::new(shard_max))));
         Self { shards: shards.collect(), seeds: [RandomState::new(), RandomState::new()], evictions: AtomicU64::new(0) }
+    }
+
+    /// Panics whenever it is asked something.
+    #[cfg(test)]
+    #[must_use]
+    pub fn broken() -> Self {
+        Self { shards: Box::default(), ..Self::new(1) }
     }
 
     #[must_use]
@@ -257,6 +265,10 @@ impl Shard {
             None if idle_at_us <= now_us => 0,
             None => {
                 self.insert(Entry { id, state, idle_at_us, class, place: 0 });
+                if self.entries.len() > self.entries_max {
+                    // Of any class: who was refused long ago does not take the place of one who comes now.
+                    self.sweep(now_us, SAMPLE);
+                }
                 if self.entries.len() > self.entries_max { self.forget_one(now_us) } else { 0 }
             }
         }
@@ -324,12 +336,15 @@ impl Shard {
         }
     }
 
-    /// Forgets an idle entry if it meets one, else one of those with most room: the one that is idle soonest of a few.
+    /// Forgets an idle entry if it meets one, else one of those with most room: the one that is idle soonest of a few, or the
+    /// one that came last if all were refused.
     fn forget_one(&mut self, now_us: u64) -> u64 {
-        let Some(class) = self.classes.iter().find(|class| !class.is_empty()) else { return 0 };
-        let sample = (0..SAMPLE).map(|_| class[fastrand::usize(..class.len())] as usize);
-        let Some(at) = sample.min_by_key(|at| self.entries[*at].idle_at_us) else { return 0 };
-        let still_meant_something = self.entries[at].idle_at_us > now_us;
+        let Some(class) = self.classes.iter().position(|class| !class.is_empty()) else { return 0 };
+        let listed = &self.classes[class];
+        let sample = (0..SAMPLE).map(|_| listed[fastrand::usize(..listed.len())] as usize);
+        let Some(soonest) = sample.min_by_key(|at| self.entries[*at].idle_at_us) else { return 0 };
+        let still_meant_something = self.entries[soonest].idle_at_us > now_us;
+        let at = if class == REFUSED && still_meant_something { self.entries.len() - 1 } else { soonest };
         self.remove(at);
         u64::from(still_meant_something)
     }

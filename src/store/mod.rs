@@ -16,12 +16,13 @@ use crate::engine::{
     algorithm::{Decision, Decisions, State},
     plan::Plan,
     quota::Quota,
+    request::USUAL,
 };
 use memory::MemoryStore;
 use redis::RedisStore;
 
 /// One answer for each check of a plan: a decision, or why there is none.
-pub type Answers = SmallVec<[Result<Decision, StoreFailure>; 2]>;
+pub type Answers = SmallVec<[Result<Decision, StoreFailure>; USUAL]>;
 
 /// Why a check could not be decided. Counted by these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,15 +37,18 @@ pub enum StoreFailure {
     BadTypes,
     /// The store is known to be sick and was not asked.
     Breaker,
+    /// A mistake of sluice: see [`crate::panics`].
+    Panic,
 }
 
 impl StoreFailure {
-    pub const ALL: [StoreFailure; 5] = [
+    pub const ALL: [StoreFailure; 6] = [
         StoreFailure::RedisError,
         StoreFailure::Timeout,
         StoreFailure::BadResponse,
         StoreFailure::BadTypes,
         StoreFailure::Breaker,
+        StoreFailure::Panic,
     ];
 
     #[must_use]
@@ -55,6 +59,7 @@ impl StoreFailure {
             StoreFailure::BadResponse => "bad_response",
             StoreFailure::BadTypes => "bad_types",
             StoreFailure::Breaker => "breaker",
+            StoreFailure::Panic => "panic",
         }
     }
 }

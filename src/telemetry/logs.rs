@@ -12,6 +12,7 @@ use tracing_subscriber::{
 
 use crate::{
     config::settings::{LogFormat, TelemetrySettings},
+    printable::{Printable, steers},
     rfc3339::rfc3339,
 };
 
@@ -20,7 +21,9 @@ pub fn install(settings: &TelemetrySettings) {
     // Libraries speak up only when something is wrong, or when everything is wanted.
     let libraries = if settings.log_level == Level::TRACE { Level::TRACE } else { Level::WARN };
     let filter = EnvFilter::new(format!("{libraries},sluice={}", settings.log_level));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A line that nobody reads any more must not end what it is about: telling of it would panic.
+    let lines =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
     let _ = match settings.log_format {
         LogFormat::Text => lines.event_format(Lines { json: false }).try_init(),
         LogFormat::Json => lines.event_format(Lines { json: true }).try_init(),
@@ -57,15 +60,13 @@ where
             line.insert("level".to_owned(), level.into());
             line.insert("@message".to_owned(), fields.message.into());
             line.extend(fields.others);
-            return writeln!(out, "{}", Value::Object(line));
+            return writeln!(out, "{}", escaped_json(&Value::Object(line).to_string()));
         }
-        write!(out, "{time} {level:7} {}", escaped(&fields.message))?;
+        write!(out, "{time} {level:7} {}", Printable(&fields.message))?;
         for (name, value) in fields.others {
             match value {
-                Value::String(text) if text.is_empty() || text.contains([' ', '"', '=']) => {
-                    write!(out, " {name}={:?}", escaped(&text))?;
-                }
-                Value::String(text) => write!(out, " {name}={}", escaped(&text))?,
+                Value::String(text) if is_plain(&text) => write!(out, " {name}={text}")?,
+                Value::String(text) => write!(out, " {name}={text:?}")?,
                 value => write!(out, " {name}={value}")?,
             }
         }
@@ -73,11 +74,22 @@ where
     }
 }
 
-/// No text from outside can forge a line or steer a terminal. Lines of our own, such as excerpts of rules, stay.
-fn escaped(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| if c.is_control() && c != '\n' { c.escape_default().collect() } else { vec![c] })
-        .collect()
+/// A value that needs no quotes to be told apart from what stands around it.
+fn is_plain(text: &str) -> bool {
+    !text.is_empty() && !text.contains([' ', '"', '=', '\\']) && !text.chars().any(steers)
+}
+
+/// JSON has escaped what its own grammar asks for; the rest can only stand inside of strings.
+fn escaped_json(line: &str) -> String {
+    let mut out = String::with_capacity(line.len());
+    for c in line.chars() {
+        if steers(c) {
+            c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
+        } else {
+            out.push(c);
+        }
+    }
+    out
 }
 
 #[derive(Default)]
@@ -124,7 +136,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_cannot_forge_a_log_line() {
-        assert_eq!(escaped("a\r\x1b[31m"), "a\\r\\u{1b}[31m");
+    fn a_value_that_could_be_taken_for_more_is_quoted() {
+        for plain in ["a", "1.2.3.4", "{edge}f60/2:ip7:1.2.3.4", "ümläut", "it's"] {
+            assert!(is_plain(plain), "{plain}");
+        }
+        for hostile in ["", "a b", "a=b", "a\"b", "a\nb", "a\tb", "a\u{2028}b", "a\u{85}b", "\u{202e}", "a\\nb"] {
+            assert!(!is_plain(hostile), "{hostile:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_of_json_means_the_same_and_is_one_line_to_every_reader() {
+        let value = Value::String("a\n\u{2028}\u{85}\u{9b}\u{7f}\u{202e}\u{e0001}\"\\ü".to_owned());
+        let line = escaped_json(&value.to_string());
+        assert!(!line.chars().any(steers), "{line}");
+        assert_eq!(serde_json::from_str::<Value>(&line).unwrap(), value);
     }
 }

@@ -6,6 +6,7 @@
 use std::{borrow::Cow, fmt, time::Duration};
 
 use anyhow::Context as _;
+use http::HeaderMap;
 use opentelemetry::{
     Context, KeyValue,
     propagation::{Extractor, TextMapPropagator as _},
@@ -17,7 +18,7 @@ use opentelemetry_sdk::{
     propagation::TraceContextPropagator,
     trace::{Sampler, SdkTracer, SdkTracerProvider, Span},
 };
-use tonic::{metadata::MetadataMap, transport::ClientTlsConfig};
+use tonic::transport::ClientTlsConfig;
 
 use super::otlp_http::OtlpHttp;
 
@@ -83,7 +84,7 @@ impl Tracer {
 
     /// Begins the span of a call. Its parent is what the headers say.
     #[must_use]
-    pub fn call(&self, service: &'static str, method: &'static str, headers: &MetadataMap) -> CallSpan {
+    pub fn call(&self, service: &'static str, method: &'static str, headers: &HeaderMap) -> CallSpan {
         let parent = self.propagator.extract_with_context(&Context::new(), &Headers(headers));
         let attributes = [
             KeyValue::new("rpc.system", "grpc"),
@@ -117,7 +118,7 @@ fn resource(settings: &TraceSettings) -> Resource {
     Resource::builder().with_attributes(attributes.chain([version])).build()
 }
 
-struct Headers<'a>(&'a MetadataMap);
+struct Headers<'a>(&'a HeaderMap);
 
 impl Extractor for Headers<'_> {
     fn get(&self, key: &str) -> Option<&str> {
@@ -216,7 +217,7 @@ mod tests {
             .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(sampling_rate))))
             .build();
         let tracer = Tracer::of(provider);
-        let mut headers = MetadataMap::new();
+        let mut headers = HeaderMap::new();
         if let Some(traceparent) = traceparent {
             headers.insert("traceparent", traceparent.parse().unwrap());
         }

@@ -70,6 +70,16 @@ fn what_is_over_the_limit_is_told_apart() {
 }
 
 #[test]
+fn answers_of_a_failure_policy_are_told_apart() {
+    // Nobody listens there.
+    let server = Server::builder().file("rules.yaml", RULES).env("REDIS_URL", "127.0.0.1:1").start();
+    let (report, code) = report(server.grpc(), &["--descriptor", "free=a", "--requests", "20", "--connections", "1"]);
+    assert_eq!((code, report["codes"]["ok"].as_u64(), report["degraded"].as_u64()), (Some(0), Some(20), Some(20)));
+    let text = bench(server.grpc(), &["--descriptor", "free=a", "--requests", "20", "--connections", "1"]);
+    assert!(String::from_utf8_lossy(&text.stdout).contains("20 of them by a failure policy"), "{text:?}");
+}
+
+#[test]
 fn an_unexpected_code_is_an_error() {
     let server = Server::start(RULES);
     let arguments = ["--descriptor", "scarce=a", "--requests", "10", "--expect", "over"];

@@ -210,7 +210,7 @@ fn explain_says_when_there_is_no_server() {
 fn help_names_every_subcommand() {
     let ran = run(&["--help"]);
     assert_eq!(ran.code, Some(0));
-    for command in ["serve", "check", "explain", "hit", "schema"] {
+    for command in ["serve", "check", "doctor", "explain", "hit", "schema"] {
         assert!(ran.stdout.contains(command), "{command} is not in\n{}", ran.stdout);
     }
 }
@@ -275,4 +275,18 @@ fn serve_is_what_it_does_without_a_subcommand() {
     let ran = run_with(&[], &[("PORT", "abc")]);
     assert_eq!(ran.code, Some(2), "{}", ran.all());
     assert!(ran.stderr.contains("PORT"), "{}", ran.stderr);
+}
+
+#[test]
+fn rules_cannot_steer_a_terminal_or_forge_a_line() {
+    let hostile = "domain: \"d\\e[31m\"\nk\u{1b}[31m\u{202e}ey: 1\ndescriptors:\n  - {key: \"a\\n::error::forged\", rate_limit: {unit: \"x\\n::error::forged\\e[2J\"}}\n";
+    let good = "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: day, requests_per_unit: 1, name: \"n\\n::error::forged\\e[2J\"}}\n";
+    let ((_bad_dir, bad), (_good_dir, good)) = (file(hostile), file(good));
+    let value = "a=x\n::error::forged\u{1b}[2J";
+    for ran in [run(&["check", &bad]), run(&["explain", "--rules", &good, "--domain", "d", value])] {
+        let said = ran.all();
+        assert!(said.contains("::error::forged"), "it is told: {said}");
+        assert!(said.lines().all(|line| !line.starts_with("::") && !line.contains(char::is_control)), "{said:?}");
+        assert!(!said.contains('\u{202e}'), "{said:?}");
+    }
 }

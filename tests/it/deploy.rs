@@ -228,6 +228,6 @@ fn the_first_layer_of_the_image_can_fetch_with_the_manifest_alone() {
     let dockerfile = read("deploy/docker/Dockerfile");
     let step = dockerfile.split("\nRUN ").nth(1).expect("there is a step").split("\n\n").next().expect("it ends");
     assert!(step.contains("cargo fetch --locked"), "{step}");
-    // What a build fetches is here already.
+    // tests/run has fetched it already.
     succeed(Command::new("sh").args(["-c", step]).env("CARGO_NET_OFFLINE", "true").current_dir(dir.path()));
 }

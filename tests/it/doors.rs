@@ -2,6 +2,7 @@
 
 use std::net::TcpStream;
 
+use prost::Message as _;
 use serde_json::{Value, json};
 use tonic_health::pb::health_check_response::ServingStatus;
 
@@ -47,6 +48,21 @@ fn malformed_grpc_requests_are_turned_away_with_the_field_named() {
     // None of them has harmed the server or counted anything.
     let answer = server.ask(request("d", &[("ip", "1")])).expect("is answered");
     assert_eq!(answer.statuses[0].limit_remaining, 1);
+}
+
+#[test]
+fn a_message_that_cannot_be_read_is_the_callers_fault() {
+    let server = Server::start(RULES);
+    let utf8 = request("d", &[("ip", "text")]).encode_to_vec();
+    let mut not_utf8 = utf8.clone();
+    let place = utf8.windows(4).position(|bytes| bytes == b"text").expect("is in there");
+    not_utf8[place..place + 4].copy_from_slice(b"\xff\xfe\xc0\xaf");
+    let cut_off = &utf8[..utf8.len() - 1];
+    for message in [&not_utf8, cut_off, b"\xff\xff\xff\xff", b"not protobuf at all"] {
+        let status = grpc::ask_bytes(server.grpc(), message).expect_err("cannot be read");
+        assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status:?}");
+    }
+    grpc::ask_bytes(server.grpc(), &utf8).expect("can be read");
 }
 
 #[test]

@@ -10,13 +10,21 @@ mod concurrency;
 mod conformance;
 mod deploy;
 mod differential;
+mod doctor;
 mod doors;
 mod envoy;
+#[allow(dead_code, reason = "shared with tests/faults, which uses the rest")]
+mod floods;
+mod framing;
+#[allow(dead_code, reason = "shared with tests/faults, which uses the rest")]
 mod harness;
 mod hit;
+mod logs;
 mod metrics;
 mod native;
 mod reload;
+mod secrets;
+#[allow(dead_code, unused_imports, reason = "shared with tests/faults, which uses the rest")]
 mod servers;
 mod store;
 mod tidy;

@@ -1,10 +1,10 @@
 //! Rules that change while the server runs, in every way in which files change.
 
-use std::{fs, os::unix::fs::symlink, path::Path};
+use std::{fs, net::TcpStream, os::unix::fs::symlink, path::Path};
 
 use serde_json::Value;
 
-use crate::harness::{Server, wait_until};
+use crate::harness::{Server, http, wait_until};
 
 const SUCCESS: &str = "ratelimit_service_config_load_success";
 const ERROR: &str = "ratelimit_service_config_load_error";
@@ -268,4 +268,22 @@ fn bad_rules_at_the_start_do_not_keep_it_from_starting_where_forced() {
     assert!(status.message().contains("no rate limit configuration loaded"), "{status:?}");
     server.write("rules.yaml", &rules("d", 5));
     wait_until("good rules answer", || server.ask(crate::harness::grpc::request("d", &[("ip", "1")])).is_ok());
+}
+
+#[test]
+fn who_asks_for_a_reload_is_told_how_it_went() {
+    let server = Server::start(&rules("d", 5));
+    let reload = |headers: &[(&str, &str)]| {
+        let stream = TcpStream::connect(server.debug()).expect("is there");
+        http::send_over(stream, "POST", "/reload", headers, "")
+    };
+    server.write("rules.yaml", &rules("d", 7));
+    assert_eq!(reload(&[]).status, 403, "a page in a browser can send this");
+    let applied = reload(&[("x-sluice", "reload")]);
+    assert_eq!((applied.status, applied.json()["last_error"].is_null()), (200, true), "{}", applied.body);
+    assert_eq!(limit(&server, "d"), Some(7));
+    server.write("rules.yaml", "domain: [");
+    let refused = reload(&[("x-sluice", "reload")]);
+    assert_eq!((refused.status, refused.json()["last_error"].is_object()), (422, true), "{}", refused.body);
+    assert_eq!(limit(&server, "d"), Some(7), "the rules before stay in force");
 }

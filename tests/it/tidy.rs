@@ -139,3 +139,125 @@ fn every_metric_is_in_the_readme() {
         "no such row",
     );
 }
+
+/// What `.cargo/deny.toml` forbids, without cargo-deny and a network: `name`, `name@=version` or `name@<=version`.
+#[test]
+fn no_dependency_is_one_that_is_forbidden() {
+    let deny = fs::read_to_string(root().join(".cargo/deny.toml")).unwrap();
+    let forbidden: Vec<&str> =
+        deny.lines().filter_map(|line| line.split("{ crate = \"").nth(1)?.split('"').next()).collect();
+    assert!(forbidden.len() > 30, "{forbidden:?}");
+    let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
+    let field = |package: &str, name: &str| {
+        let line = package.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""));
+        line.map(|line| line.trim_end_matches('"').to_owned())
+    };
+    let packages: Vec<(String, String)> = lock
+        .split("[[package]]")
+        .filter_map(|package| Some((field(package, "name")?, field(package, "version")?)))
+        .collect();
+    assert!(packages.len() > 100);
+    let version = |text: &str| -> Vec<u64> {
+        let numbers = text.split(['-', '+']).next().unwrap_or_default().split('.');
+        numbers.map(|number| number.parse().unwrap_or_else(|_| panic!("{text} is no version"))).collect()
+    };
+    let is_forbidden = |name: &str, its: &str, rule: &str| match rule.split_once('@') {
+        None => name == rule,
+        Some((crate_name, bound)) if crate_name == name => match (bound.strip_prefix("<="), bound.strip_prefix('=')) {
+            (Some(most), _) => version(its) <= version(most),
+            (_, Some(exactly)) => version(its) == version(exactly),
+            _ => panic!("{rule} is neither <= nor ="),
+        },
+        Some(_) => false,
+    };
+    let places = packages.iter().flat_map(|(name, its)| {
+        let rules = forbidden.iter().filter(|rule| is_forbidden(name, its, rule));
+        rules.map(move |rule| format!("{name} {its}: {rule}"))
+    });
+    none(&places.collect::<Vec<_>>(), "see .cargo/deny.toml");
+}
+
+/// `[lints]` holds for every program, test and example of the package; nothing may allow itself what it forbids.
+#[test]
+fn unsafe_code_is_forbidden_everywhere() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    assert!(manifest.contains("[lints.rust]\nunsafe_code = \"forbid\""));
+    let mut places = Vec::new();
+    for (path, text) in files("src", &["rs"]).into_iter().chain(files("tests", &["rs"])) {
+        for (number, line) in code(&text) {
+            let is_unsafe =
+                line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == concat!("un", "safe"));
+            if is_unsafe {
+                places.push(format!("{}:{number}", path.display()));
+            }
+        }
+    }
+    none(&places, "there is another way");
+}
+
+/// As the README writes a size.
+fn bytes(size: usize) -> String {
+    match size {
+        _ if size >= 1 << 20 && size.is_multiple_of(1 << 20) => format!("{} MiB", size >> 20),
+        _ if size >= 1 << 10 && size.is_multiple_of(1 << 10) => format!("{} KiB", size >> 10),
+        _ => size.to_string(),
+    }
+}
+
+#[test]
+fn every_limit_is_in_the_readme_as_it_is_in_the_code() {
+    use sluice::{
+        config::{read, sources, yaml},
+        drain,
+        engine::request,
+        grpc::limits,
+        http::{json, metrics, proto_json, server},
+        store::redis::node,
+        telemetry::metrics as telemetry,
+    };
+    let seconds = |time: std::time::Duration| format!("{} s", time.as_secs());
+    let rows = [
+        ("message of a call", bytes(limits::MESSAGE_BYTES_MAX)),
+        ("message of the native API", bytes(limits::NATIVE_MESSAGE_BYTES_MAX)),
+        ("body of `/json`", bytes(json::BODY_BYTES_MAX)),
+        ("values in a `/json` body", proto_json::VALUES_MAX.to_string()),
+        ("descriptors of a request", request::DESCRIPTORS_MAX.to_string()),
+        ("entries of a descriptor", request::ENTRIES_MAX.to_string()),
+        ("bytes of a key or of the domain", bytes(request::KEY_BYTES_MAX)),
+        ("bytes of a value", bytes(request::VALUE_BYTES_MAX)),
+        ("headers of a call", bytes(limits::HEADER_LIST_BYTES_MAX as usize)),
+        ("headers of an HTTP/1 request", bytes(server::HEADERS_BYTES_MAX)),
+        ("number of headers of an HTTP/1 request", server::HEADERS_MAX.to_string()),
+        ("calls under way on a connection", limits::STREAMS_MAX.to_string()),
+        ("watches on a connection", limits::WATCHES_MAX.to_string()),
+        ("bytes of large unfinished requests", bytes(drain::UNFINISHED_BYTES_MAX)),
+        ("of these, on a connection", bytes(drain::UNFINISHED_BYTES_SHARE)),
+        ("time of a call, from its first byte to the last of its answer", seconds(drain::CALL_MAX)),
+        ("HTTP connections", server::CONNECTIONS_MAX.to_string()),
+        ("debug connections", server::DEBUG_CONNECTIONS_MAX.to_string()),
+        ("handshake and opening of a connection", seconds(limits::OPENING_MAX)),
+        ("first call on a connection", seconds(limits::FIRST_CALL_MAX)),
+        ("headers of an HTTP/1 request, and between two", seconds(server::HEADERS_TIMEOUT)),
+        ("body of a `/json` request", seconds(json::BODY_TIMEOUT)),
+        ("frames that ask nothing, in 5 s", limits::NOISE_MAX.to_string()),
+        ("read from a connection in one turn", bytes(limits::READ_BYTES_MAX)),
+        ("streams reset before they were looked at", limits::PENDING_RESETS_MAX.to_string()),
+        ("unread bytes of a connection", bytes(limits::WINDOW_BYTES as usize)),
+        ("requests waiting for a connection to Redis", node::QUEUE_MAX.to_string()),
+        ("texts of `/metrics` on their way", metrics::TEXTS_MAX.to_string()),
+        ("label sets of a rule by value", telemetry::SERIES_PER_RULE.to_string()),
+        ("label sets of all rules", telemetry::LABEL_SETS_MAX.to_string()),
+        ("bytes of a value in a label", bytes(telemetry::LABEL_BYTES_MAX)),
+        ("rules, in all files", read::RULES_MAX.to_string()),
+        ("files of rules", sources::FILES_MAX.to_string()),
+        ("bytes of a file of rules", bytes(yaml::BYTES_MAX)),
+        ("bytes of all files of rules", bytes(sources::BYTES_MAX)),
+        ("depth of YAML", yaml::DEPTH_MAX.to_string()),
+        ("values in a file, with aliases written out", yaml::NODES_MAX.to_string()),
+    ];
+    let readme = readme();
+    let rows = rows.map(|(what, limit)| format!("| {what} | {limit} |"));
+    let missing: Vec<String> = rows.into_iter().filter(|row| !readme.contains(row)).collect();
+    none(&missing, "the README has no such row");
+    assert_eq!(drain::SLICE.as_secs(), 5);
+}

@@ -32,14 +32,14 @@ const PARENT: &str = "b7ad6b7169203331";
 
 /// What came in.
 #[derive(Clone, Default)]
-struct Collected(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
+pub struct Collected(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
 
 impl Collected {
     fn add(&self, request: ExportTraceServiceRequest) {
         self.0.lock().unwrap().push(request);
     }
 
-    fn spans(&self) -> Vec<Span> {
+    pub fn spans(&self) -> Vec<Span> {
         let requests = self.0.lock().unwrap();
         let resources = requests.iter().flat_map(|request| &request.resource_spans);
         resources.flat_map(|resource| &resource.scope_spans).flat_map(|scope| scope.spans.clone()).collect()
@@ -64,7 +64,7 @@ impl TraceService for Collected {
 }
 
 /// A collector over gRPC, with its address.
-fn grpc_collector() -> (Collected, String) {
+pub fn grpc_collector() -> (Collected, String) {
     let collected = Collected::default();
     let service = TraceServiceServer::new(collected.clone()).accept_compressed(CompressionEncoding::Gzip);
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
@@ -81,7 +81,7 @@ fn grpc_collector() -> (Collected, String) {
 }
 
 /// A collector over HTTP, with its address. The paths that were posted to are noted, too.
-fn http_collector() -> (Collected, String, Arc<Mutex<Vec<String>>>) {
+pub fn http_collector() -> (Collected, String, Arc<Mutex<Vec<String>>>) {
     let (collected, heads) = (Collected::default(), Arc::new(Mutex::new(Vec::new())));
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     let address = format!("http://{}", listener.local_addr().expect("is bound"));

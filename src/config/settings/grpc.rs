@@ -18,6 +18,10 @@ pub struct GrpcSettings {
     pub max_connection_age: Duration,
     /// Zero is never.
     pub max_connection_age_grace: Duration,
+    pub max_connections: usize,
+    pub max_idle_connections: usize,
+    /// Of every door.
+    pub max_calls_in_flight: u64,
 }
 
 impl<L: Fn(&str) -> Option<String>> Reader<L> {
@@ -28,6 +32,9 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
             tls: self.grpc_tls(),
             max_connection_age: self.duration("GRPC_MAX_CONNECTION_AGE"),
             max_connection_age_grace: self.duration("GRPC_MAX_CONNECTION_AGE_GRACE"),
+            max_connections: self.entries("GRPC_MAX_CONNECTIONS"),
+            max_idle_connections: self.entries("GRPC_MAX_IDLE_CONNECTIONS"),
+            max_calls_in_flight: self.entries("MAX_CALLS_IN_FLIGHT") as u64,
         }
     }
 
@@ -41,10 +48,9 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
 
     fn grpc_tls(&self) -> Option<TlsSettings> {
         let wanted = self.bool("GRPC_SERVER_USE_TLS");
-        let file = |env| self.given(env).map(PathBuf::from);
-        let certificate = file("GRPC_SERVER_TLS_CERT");
-        let key = file("GRPC_SERVER_TLS_KEY");
-        let client_ca = file("GRPC_CLIENT_TLS_CACERT");
+        let certificate = self.file("GRPC_SERVER_TLS_CERT");
+        let key = self.file("GRPC_SERVER_TLS_KEY");
+        let client_ca = self.file("GRPC_CLIENT_TLS_CACERT");
         let name = self.given("GRPC_CLIENT_TLS_SAN");
         if !wanted {
             if client_ca.is_some() {

@@ -13,8 +13,9 @@ pub use table::{GROUPS, Group, NOT_SERVED, Setting};
 pub use value::parse_duration;
 use value::{parse_bool, parse_limit};
 
+use super::CompileOptions;
 use crate::{
-    engine::{quota::Quota, rule::OnStoreFailure},
+    engine::{quota::Quota, rule::OnStoreFailure, tree::Options},
     store::{redis::settings::RedisSettings, refusals::Scope},
     telemetry::traces::TraceSettings,
 };
@@ -107,7 +108,14 @@ pub type Warning = String;
 impl Settings {
     /// From flags, given by variable name, and from the environment of the process.
     pub fn from_process(flags: &HashMap<&'static str, String>) -> Result<(Self, Vec<Warning>), Vec<BadSetting>> {
-        Self::read(|name| flags.get(name).cloned().or_else(|| std::env::var(name).ok()))
+        let (settings, mut warnings) =
+            Self::read(|name| flags.get(name).cloned().or_else(|| std::env::var(name).ok()))?;
+        warnings.extend(flags.iter().filter(|(env, value)| table::is_secret(env, value)).map(|(env, _)| {
+            format!(
+                "the flag for {env} holds a password, which everybody here can see in the list of processes: use a file"
+            )
+        }));
+        Ok((settings, warnings))
     }
 
     /// All wrong settings are reported together.
@@ -115,6 +123,19 @@ impl Settings {
         let reader = Reader::new(lookup);
         let settings = reader.settings();
         reader.finish(settings)
+    }
+
+    /// How rules are compiled under these settings.
+    #[must_use]
+    pub fn compile_options(&self) -> CompileOptions {
+        CompileOptions {
+            engine: Options {
+                key_prefix: self.store.key_prefix.as_str().into(),
+                shadow: self.rules.shadow,
+                quota_mode: self.rules.quota_mode,
+            },
+            merge_domains: self.rules.merge_domains,
+        }
     }
 }
 
@@ -153,6 +174,16 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
     fn given(&self, env: &'static str) -> Option<String> {
         self.read.borrow_mut().push(env);
         (self.lookup)(env).filter(|value| !value.is_empty())
+    }
+
+    /// The path of a certificate or key. Its text, which some give instead, is not told.
+    fn file(&self, env: &'static str) -> Option<PathBuf> {
+        let given = self.given(env)?;
+        if given.contains(['\n', '\r']) || given.contains("-----BEGIN") {
+            self.reject(env, "it holds the text of a certificate or key: use the path of a file".to_owned());
+            return None;
+        }
+        Some(PathBuf::from(given))
     }
 
     fn text(&self, env: &'static str) -> String {

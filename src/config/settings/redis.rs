@@ -160,6 +160,11 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
     }
 
     fn auth_file(&self, env: &'static str, user: Option<String>, path: String) -> Auth {
+        // Where the password itself was given instead of a file, it must not be told.
+        if !path.contains('/') {
+            self.reject(env, "it is no path: use the path of a file, with a / in it".to_owned());
+            return Auth::None;
+        }
         let auth = Auth::File { user, path: PathBuf::from(path) };
         if let Err(reason) = auth.read() {
             self.reject(env, reason);
@@ -168,8 +173,7 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
     }
 
     fn tls(&self) -> Tls {
-        let path = |env| self.given(env).map(PathBuf::from);
-        let (certificate, key) = (path("REDIS_TLS_CLIENT_CERT"), path("REDIS_TLS_CLIENT_KEY"));
+        let (certificate, key) = (self.file("REDIS_TLS_CLIENT_CERT"), self.file("REDIS_TLS_CLIENT_KEY"));
         let client_certificate = match (certificate, key) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
@@ -180,7 +184,7 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
             }
         };
         let skip_hostname = self.bool("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION");
-        Tls { ca: path("REDIS_TLS_CACERT"), client_certificate, skip_hostname }
+        Tls { ca: self.file("REDIS_TLS_CACERT"), client_certificate, skip_hostname }
     }
 
     fn connections(&self, env: &'static str, is_main: bool) -> usize {
@@ -222,6 +226,11 @@ fn parse_url(text: &str, kind: &str, socket: Option<&str>) -> Result<Url, String
     let mut url = Url::default();
     for (index, part) in text.split(',').map(str::trim).filter(|part| !part.is_empty()).enumerate() {
         if kind == "SENTINEL" && index == 0 {
+            // What a sentinel takes for a name, and a URL with a password is not.
+            let is_name = part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+            if !is_name {
+                return Err("the first in the list is the name of the master, without host and port".to_owned());
+            }
             url.master = Some(part.to_owned());
             continue;
         }
@@ -241,6 +250,9 @@ fn parse_url(text: &str, kind: &str, socket: Option<&str>) -> Result<Url, String
 fn parse_one_url(url: &mut Url, scheme: &str, rest: &str) -> Result<(), String> {
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     if let "unix" | "redis+unix" = scheme {
+        if !rest.starts_with('/') {
+            return Err("a unix URL has a path that begins with /: use unix:///path".to_owned());
+        }
         url.addresses.push(Address::Unix(PathBuf::from(rest)));
         let mut login = (None, None);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -259,7 +271,7 @@ fn parse_one_url(url: &mut Url, scheme: &str, rest: &str) -> Result<(), String> 
     match scheme {
         "redis" | "valkey" => {}
         "rediss" | "valkeys" => url.tls = true,
-        _ => return Err(format!("the scheme '{scheme}' cannot be used: use redis, rediss or unix")),
+        _ => return Err("its scheme cannot be used: use redis, rediss or unix".to_owned()),
     }
     let (login, place) = rest.rsplit_once('@').map_or((None, rest), |(login, place)| (Some(login), place));
     let (place, path) = place.split_once('/').unwrap_or((place, ""));
@@ -374,12 +386,35 @@ mod tests {
 
     #[test]
     fn no_message_repeats_a_password() {
-        for url in
-            ["redis://me:s3cret@host:port", "ftp://me:s3cret@host", "redis://me:s3cret@h/x", "redis://:s3cret%zz@h"]
-        {
+        for url in [
+            "redis://me:s3cret@host:port",
+            "ftp://me:s3cret@host",
+            "redis://me:s3cret@h/x",
+            "redis://:s3cret%zz@h",
+            "redis://me:s3cret",
+            "redis://:s3cret?@h",
+            "redis://me:s3cret,more@h",
+            "me:s3cret@host:6379",
+            "me:s3cret:host:6379",
+            "s3cret://host",
+            "unix://me:s3cret@/run/r.sock",
+            "unix:///run/r.sock?password=s3cret",
+        ] {
             let message = read(&[("REDIS_URL", url)]).unwrap_err();
             assert!(message.starts_with("REDIS_URL: ") && !message.contains("s3cret"), "{message}");
         }
+        for (env, value) in [
+            ("REDIS_AUTH_FILE", "s3cret"),
+            ("REDIS_CLUSTER_PASSWORD_FILE", "s3cret"),
+            ("REDIS_TLS_CLIENT_KEY", "-----BEGIN PRIVATE KEY-----\ns3cret"),
+            ("GRPC_SERVER_TLS_KEY", "-----BEGIN PRIVATE KEY-----s3cret"),
+        ] {
+            let message = read(&[("REDIS_URL", "redis:1"), (env, value)]).unwrap_err();
+            assert!(message.contains(env) && !message.contains("s3cret"), "{message}");
+        }
+        let sentinel = [("REDIS_TYPE", "SENTINEL"), ("REDIS_URL", "redis://me:s3cret@s1:26379,s2:26379")];
+        let message = read(&sentinel).unwrap_err();
+        assert!(message.starts_with("REDIS_URL: ") && !message.contains("s3cret"), "{message}");
     }
 
     #[test]

@@ -26,6 +26,13 @@ const fn setting(env: &'static str, default: &'static str, help: &'static str) -
     Setting { env, default, help }
 }
 
+/// Whether a value of this setting is, or holds, a password.
+#[must_use]
+pub fn is_secret(env: &str, value: &str) -> bool {
+    let is_password = env.ends_with("_AUTH") || env.ends_with("_PASSWORD");
+    is_password || env.ends_with("_URL") && (value.contains('@') || value.contains("pass="))
+}
+
 pub const GROUPS: &[Group] = &[
     Group {
         name: "Rules",
@@ -126,9 +133,24 @@ pub const GROUPS: &[Group] = &[
                 "1h",
                 "Cut a connection that is still open this long after that; 0 is never",
             ),
+            setting(
+                "GRPC_MAX_CONNECTIONS",
+                "10000",
+                "Connections of the gRPC listener; one more closes the oldest that has asked nothing yet, or is closed itself",
+            ),
+            setting(
+                "GRPC_MAX_IDLE_CONNECTIONS",
+                "2048",
+                "Connections that may stay open without a call for 10 s, about 25 KB each; the others are asked to leave",
+            ),
+            setting(
+                "MAX_CALLS_IN_FLIGHT",
+                "4096",
+                "Calls under way on all connections; beyond, a connection that has 64 of them is answered UNAVAILABLE",
+            ),
             setting("HOST", "0.0.0.0", "Address of the HTTP listener: /json, health, /metrics"),
             setting("PORT", "8080", "Port of the HTTP listener; 0 picks a free one"),
-            setting("DEBUG_HOST", "127.0.0.1", "Address of the debug listener: /rlconfig, /config, /explain"),
+            setting("DEBUG_HOST", "127.0.0.1", "Address of the debug listener: /rlconfig, /config, /explain, /reload"),
             setting("DEBUG_PORT", "6070", "Port of the debug listener; 0 picks a free one"),
             setting("DRAIN_DELAY", "0s", "After SIGTERM, report NOT_SERVING for this long before the listeners close"),
             setting("DRAIN_TIMEOUT", "10s", "After that, wait at most this long for calls in flight"),

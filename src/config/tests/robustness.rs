@@ -32,3 +32,17 @@ proptest! {
         check(&format!("{}{added}{}", &RULES[..at], &RULES[end..]))?;
     }
 }
+
+#[test]
+fn a_short_file_that_aliases_make_long_is_refused_by_the_number_of_its_rules() {
+    let inner = "{key: b}, ".repeat(499);
+    let outer = |count: usize| {
+        format!("domain: d\ndescriptors: [&d {{key: a, descriptors: [{inner}]}}, {}]\n", "*d, ".repeat(count - 1))
+    };
+    let at_most = crate::config::read::RULES_MAX / 500;
+    let says =
+        |errors: &[Diagnostic]| errors.iter().any(|error| error.message.contains("more than 250000 descriptors"));
+    assert!(!says(&errors(&outer(at_most))), "duplicates are what is wrong here");
+    let errors = errors(&outer(at_most + 1));
+    assert!(errors.len() == 1 && says(&errors), "{}", shown(&errors));
+}

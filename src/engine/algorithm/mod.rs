@@ -25,7 +25,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{
     quota::{Algorithm, HITS_MAX, OnOverLimit, Quota, Rate},
-    request::Hits,
+    request::{Hits, USUAL},
 };
 
 /// What is remembered of one rate. What `used` counts is the algorithm's business; `previous` is for sliding windows.
@@ -207,7 +207,7 @@ impl Decision {
 }
 
 /// Most requests have one check or two; more inline room would be copied for nothing.
-pub type Decisions = SmallVec<[Decision; 2]>;
+pub type Decisions = SmallVec<[Decision; USUAL]>;
 
 /// Answers all checks of a request, and moves their counters.
 ///
@@ -217,7 +217,7 @@ pub fn decide(now_us: u64, checks: &[Check], states: &mut [State]) -> (Decisions
     for check in checks {
         states[check.slot].settle(&check.quota, now_us);
     }
-    let settled: SmallVec<[State; 2]> = SmallVec::from(&*states);
+    let settled: SmallVec<[State; USUAL]> = SmallVec::from(&*states);
 
     // Try: what fits is taken, and what does not is counted where refused hits count. If nothing refuses, that is it.
     let tries = |state: &mut State, check: &Check| {
@@ -257,7 +257,7 @@ fn run(
     mut step: impl FnMut(&mut State, &Check) -> bool,
 ) -> Decisions {
     // What the checks so far ask of each counter, because they will ask for it together again.
-    let mut asked: SmallVec<[u64; 2]> = smallvec![0; states.len()];
+    let mut asked: SmallVec<[u64; USUAL]> = smallvec![0; states.len()];
     let decided = checks.iter().map(|check| {
         let state = &mut states[check.slot];
         let asked = &mut asked[check.slot];

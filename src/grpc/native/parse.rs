@@ -5,7 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::{
     engine::{
         quota::HITS_MAX,
-        request::{Descriptor, Entry, Hits, Request},
+        request::{Descriptor, Entry, Excess, Hits, Part, Request},
     },
     grpc::proto::ratelimiter::v1::Entry as WireEntry,
 };
@@ -28,6 +28,23 @@ pub enum BadRequest {
     NegativeCost(i64),
     #[error("cost is {0}, which is more than any limit can hold: use {HITS_MAX} at most")]
     AbsurdCost(i64),
+    #[error("{part} has {} {unit}, at most {} are possible", excess.size, excess.max)]
+    Excess { part: String, unit: &'static str, excess: Excess },
+}
+
+impl BadRequest {
+    /// In the words of this API.
+    fn excess(excess: Excess, has_entries: bool) -> Self {
+        let (part, unit) = match excess.part {
+            Part::Domain | Part::Descriptors => ("domain".to_owned(), "bytes"),
+            Part::Entries { .. } => ("entries".to_owned(), "entries"),
+            Part::Key { entry, .. } if has_entries => (format!("entries[{entry}].key"), "bytes"),
+            Part::Value { entry, .. } if has_entries => (format!("entries[{entry}].value"), "bytes"),
+            Part::Key { .. } => ("the prefix of limit_key".to_owned(), "bytes"),
+            Part::Value { .. } => ("limit_key behind its prefix".to_owned(), "bytes"),
+        };
+        Self::Excess { part, unit, excess }
+    }
 }
 
 pub fn hits(cost: Option<i64>) -> Result<Hits, BadRequest> {
@@ -45,10 +62,12 @@ pub fn question<'a>(
     entries: &'a [WireEntry],
     hits: Hits,
 ) -> Result<Request<'a>, BadRequest> {
+    let has_entries = !entries.is_empty();
     let entries: SmallVec<[Entry<'a>; 3]> = match (limit_key, entries) {
         ("", []) => return Err(BadRequest::EmptyKey),
         (key, []) => match key.split_once(':') {
-            Some(("", _)) => return Err(BadRequest::EmptyPrefix(key.to_owned())),
+            // Cut, because it comes from the caller.
+            Some(("", _)) => return Err(BadRequest::EmptyPrefix(key.chars().take(40).collect())),
             Some((prefix, rest)) => smallvec![Entry { key: prefix, value: rest }],
             None => smallvec![Entry { key, value: "" }],
         },
@@ -61,7 +80,9 @@ pub fn question<'a>(
         _ => return Err(BadRequest::KeyAndEntries),
     };
     let domain = if domain.is_empty() { DEFAULT_DOMAIN } else { domain };
-    Ok(Request { domain, descriptors: smallvec![Descriptor { entries, hits, override_quota: None }] })
+    let request = Request { domain, descriptors: smallvec![Descriptor { entries, hits, override_quota: None }] };
+    request.refuse_excess().map_err(|excess| BadRequest::excess(excess, has_entries))?;
+    Ok(request)
 }
 
 #[cfg(test)]
@@ -95,6 +116,23 @@ mod tests {
         let of = |key, entries: &[WireEntry]| question("", key, entries, Hits::ONE).map(|_| ());
         assert_eq!(of("", &[entry("a"), entry("")]), Err(BadRequest::EmptyEntryKey(1)));
         assert_eq!(of("a:b", &[entry("a")]), Err(BadRequest::KeyAndEntries));
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_by_its_field() {
+        let long = "x".repeat(70_000);
+        let says = |key: &str, entries: &[WireEntry]| question("", key, entries, Hits::ONE).unwrap_err().to_string();
+        assert_eq!(says(&long, &[]), "the prefix of limit_key has 70000 bytes, at most 1024 are possible");
+        assert_eq!(
+            says(&format!("a:{long}"), &[]),
+            "limit_key behind its prefix has 70000 bytes, at most 65536 are possible"
+        );
+        let entry = |value: &str| WireEntry { key: "k".to_owned(), value: value.to_owned() };
+        assert_eq!(
+            says("", &[entry(""), entry(&long)]),
+            "entries[1].value has 70000 bytes, at most 65536 are possible"
+        );
+        assert_eq!(says("", &vec![entry(""); 65]), "entries has 65 entries, at most 64 are possible");
     }
 
     #[test]

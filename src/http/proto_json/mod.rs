@@ -10,6 +10,7 @@ mod unique;
 
 pub use request::{BadJson, parse};
 pub use response::render;
+pub use unique::VALUES_MAX;
 
 /// `snake_case` as protobuf JSON spells it.
 fn camel_case(name: &str) -> String {

@@ -2,7 +2,7 @@
 
 use serde_json::{Number, Value};
 
-use super::{camel_case, unique::Unique};
+use super::{camel_case, unique};
 use crate::grpc::proto::envoy::{
     extensions::common::ratelimit::v3::{
         RateLimitDescriptor,
@@ -26,8 +26,8 @@ fn bad<T>(sentence: String) -> Parsed<T> {
 /// # Errors
 /// What the first thing wrong is.
 pub fn parse(body: &[u8]) -> Parsed<RateLimitRequest> {
-    let Unique(value) = serde_json::from_slice(body)
-        .map_err(|error| BadJson(format!("the body is not the JSON of a request: {error}")))?;
+    let value =
+        unique::parse(body).map_err(|error| BadJson(format!("the body is not the JSON of a request: {error}")))?;
     let fields = Fields::open(&value, String::new(), &["domain", "descriptors", "hits_addend"])?;
     let request = RateLimitRequest {
         domain: fields.get("domain", text)?.unwrap_or_default(),

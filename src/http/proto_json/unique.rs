@@ -1,21 +1,42 @@
-//! JSON in which no object names a field twice. `serde_json` alone would silently keep the last one.
+//! JSON in which no object names a field twice, and of bounded size. `serde_json` alone would silently keep the last one, and
+//! make a hundred bytes of every two.
 
-use std::fmt;
+use std::{cell::Cell, fmt};
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-pub struct Unique(pub Value);
+/// Values in one text. The largest request has half as many.
+pub const VALUES_MAX: usize = 100_000;
 
-impl<'de> Deserialize<'de> for Unique {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(UniqueVisitor).map(Unique)
+/// Reads a whole text.
+pub fn parse(text: &[u8]) -> serde_json::Result<Value> {
+    let left = Cell::new(VALUES_MAX);
+    let mut deserializer = serde_json::Deserializer::from_slice(text);
+    let value = Unique { left: &left }.deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(value)
+}
+
+#[derive(Clone, Copy)]
+struct Unique<'c> {
+    /// How many values there may still be.
+    left: &'c Cell<usize>,
+}
+
+impl<'de> DeserializeSeed<'de> for Unique<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        let Some(left) = self.left.get().checked_sub(1) else {
+            return Err(D::Error::custom(format_args!("more than {VALUES_MAX} values")));
+        };
+        self.left.set(left);
+        deserializer.deserialize_any(self)
     }
 }
 
-struct UniqueVisitor;
-
-impl<'de> Visitor<'de> for UniqueVisitor {
+impl<'de> Visitor<'de> for Unique<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -52,7 +73,7 @@ impl<'de> Visitor<'de> for UniqueVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut values = Vec::new();
-        while let Some(Unique(value)) = items.next_element()? {
+        while let Some(value) = items.next_element_seed(self)? {
             values.push(value);
         }
         Ok(Value::Array(values))
@@ -64,9 +85,21 @@ impl<'de> Visitor<'de> for UniqueVisitor {
             if fields.contains_key(&name) {
                 return Err(A::Error::custom(format_args!("field `{name}` is given twice")));
             }
-            let Unique(value) = entries.next_value()?;
-            fields.insert(name, value);
+            fields.insert(name, entries.next_value_seed(self)?);
         }
         Ok(Value::Object(fields))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_may_have_so_many_values_and_not_one_more() {
+        let values = |count: usize| format!("[{}]", vec!["0"; count - 1].join(","));
+        assert!(parse(values(VALUES_MAX).as_bytes()).is_ok());
+        let error = parse(values(VALUES_MAX + 1).as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("more than 100000 values"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ async fn the_debug_port_lists_its_paths_in_order() {
     for path in ["/", "/nowhere"] {
         let reply = get(&house.debug, path).await;
         let paths: Vec<&str> = reply.text.lines().filter_map(|line| Some(line.split_once(": ")?.0)).collect();
-        assert_eq!((reply.status, paths), (StatusCode::OK, vec!["/config", "/explain", "/rlconfig"]));
+        assert_eq!((reply.status, paths), (StatusCode::OK, vec!["/config", "/explain", "/reload", "/rlconfig"]));
     }
 }
 
@@ -113,4 +113,68 @@ async fn a_query_that_cannot_be_explained_is_answered_with_a_sentence() {
         let reply = get(&house.debug, &format!("/explain{query}")).await;
         assert_eq!((reply.status, &*reply.text), (StatusCode::BAD_REQUEST, expected));
     }
+}
+
+async fn ask_as(router: &Router, method: Method, path: &str, headers: &[(&str, &str)]) -> Reply {
+    let request = Request::builder().method(method).uri(path);
+    let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+    reply(router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()).await
+}
+
+#[tokio::test]
+async fn a_caller_who_used_a_name_that_anybody_can_own_is_refused() {
+    let house = house();
+    for path in ["/", "/config", "/rlconfig", "/explain?domain=edge&descriptor=user=alice", "/nowhere"] {
+        let rebound = ask_as(&house.debug, Method::GET, path, &[("host", "evil.test:6070")]).await;
+        assert_eq!(rebound.status, StatusCode::MISDIRECTED_REQUEST, "{path}");
+        assert!(
+            rebound.text.starts_with("this port answers to its address and to localhost, not to"),
+            "{}",
+            rebound.text
+        );
+        let twice = ask_as(&house.debug, Method::GET, path, &[("host", "localhost"), ("host", "evil.test")]).await;
+        assert_eq!(twice.status, StatusCode::MISDIRECTED_REQUEST, "{path}");
+        let ours = ask_as(&house.debug, Method::GET, path, &[("host", "localhost:6070")]).await;
+        assert_eq!(ours.status, StatusCode::OK, "{path}");
+    }
+    let rebound = [("host", "evil.test"), ("x-sluice", "reload")];
+    let reload = ask_as(&house.debug, Method::POST, "/reload", &rebound).await;
+    assert_eq!(reload.status, StatusCode::MISDIRECTED_REQUEST);
+}
+
+#[tokio::test]
+async fn what_only_reads_is_asked_with_get_and_nothing_else() {
+    let house = house();
+    for path in ["/", "/config", "/rlconfig", "/explain?domain=edge&descriptor=user=alice", "/nowhere"] {
+        for method in [Method::POST, Method::PUT, Method::DELETE, Method::PATCH, Method::OPTIONS] {
+            let reply = ask_as(&house.debug, method, path, &[]).await;
+            let allowed = (reply.status, reply.header("allow"));
+            assert_eq!(allowed, (StatusCode::METHOD_NOT_ALLOWED, Some("GET,HEAD")), "{path}");
+        }
+        assert_eq!(ask_as(&house.debug, Method::HEAD, path, &[]).await.status, StatusCode::OK, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_reload_needs_a_post_and_the_header() {
+    let mut house = house();
+    for method in [Method::GET, Method::HEAD, Method::PUT, Method::OPTIONS] {
+        let reply = ask_as(&house.debug, method, "/reload", &[("x-sluice", "reload")]).await;
+        assert_eq!((reply.status, reply.header("allow")), (StatusCode::METHOD_NOT_ALLOWED, Some("POST")));
+    }
+    let bare = ask_as(&house.debug, Method::POST, "/reload", &[("content-type", "text/plain")]).await;
+    assert_eq!(bare.status, StatusCode::FORBIDDEN);
+    assert!(house.asked.try_recv().is_err(), "nobody was asked to read the rules");
+
+    let loading = async {
+        let done: ReloadAsked = house.asked.recv().await.unwrap();
+        let errors = vec!["edge.yaml:3:1: no".to_owned()];
+        let last_error = Some(LoadFailure { at: std::time::UNIX_EPOCH, errors });
+        house.report.publish(LoadReport { last_error, ..LoadReport::default() });
+        done.send(()).unwrap();
+    };
+    let ask = ask_as(&house.debug, Method::POST, "/reload", &[("x-sluice", "reload")]);
+    let (refused, ()) = tokio::join!(ask, loading);
+    assert_eq!(refused.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(refused.json()["last_error"]["errors"][0], "edge.yaml:3:1: no");
 }

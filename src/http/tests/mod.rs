@@ -12,6 +12,7 @@ use axum::{
     http::{HeaderMap, Method, Request, StatusCode},
 };
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use tower::ServiceExt as _;
 
 use super::*;
@@ -24,7 +25,7 @@ use crate::{
     grpc::convert::HeaderNames,
     limiter::{Policy, Rules},
     live::{self, Publisher},
-    load_report::LoadReport,
+    load_report::{LoadReport, ReloadAsked},
     store::{Store, local::LocalShare, memory::MemoryStore},
     telemetry::metrics::Metrics,
 };
@@ -35,6 +36,7 @@ struct House {
     debug: Router,
     health: Arc<Health>,
     report: Publisher<LoadReport>,
+    asked: mpsc::Receiver<ReloadAsked>,
 }
 
 struct Reply {
@@ -117,12 +119,19 @@ fn house_with(limit_header: &str) -> House {
     let presentation = Arc::new(Presentation { headers: Some(headers), dynamic_metadata: true });
     let health = Arc::new(Health::new(true));
     let (report, reported) = live::pair(LoadReport::default());
+    let (reloads, asked) = mpsc::channel(1);
     House {
-        router: router(Doors { limiter: limiter.clone(), presentation, health: health.clone() }),
+        router: router(Doors {
+            limiter: limiter.clone(),
+            presentation,
+            health: health.clone(),
+            scrapes: Arc::default(),
+        }),
         metrics: metrics::router(limiter.clone(), "/scrape"),
-        debug: debug::router(limiter, reported),
+        debug: debug::router(limiter, reported, reloads),
         health,
         report,
+        asked,
     }
 }
 
@@ -135,7 +144,10 @@ async fn ask(router: &Router, method: Method, uri: &str, body: impl Into<Body>, 
     if let Some(accept) = accept {
         request = request.header("accept", accept);
     }
-    let response = router.clone().oneshot(request.body(body.into()).unwrap()).await.unwrap();
+    reply(router.clone().oneshot(request.body(body.into()).unwrap()).await.unwrap()).await
+}
+
+async fn reply(response: Response) -> Reply {
     let (status, headers) = (response.status(), response.headers().clone());
     let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
     Reply { status, headers, text: String::from_utf8(body.to_vec()).unwrap() }

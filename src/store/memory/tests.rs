@@ -100,6 +100,22 @@ fn who_is_refused_cannot_buy_amnesty_by_making_new_keys() {
 }
 
 #[test]
+fn nor_by_making_new_keys_that_are_refused_at_once() {
+    let (quota, none) = (per_minute(1), per_minute(0));
+    let store = MemoryStore::new(8);
+    assert!(ask(&store, NOW_US, &quota, "me", 1));
+    assert!(!ask(&store, NOW_US, &quota, "me", 1));
+    for alias in 0..1_000 {
+        assert!(!ask(&store, NOW_US, &none, &format!("alias {alias}"), 1));
+        assert!(!ask(&store, NOW_US, &quota, &format!("greedy {alias}"), 2));
+    }
+    assert!(!ask(&store, NOW_US, &quota, "me", 1));
+    // Time makes room all the same.
+    assert!(ask(&store, NOW_US + MINUTE_US, &quota, "new", 1));
+    assert!(!ask(&store, NOW_US + MINUTE_US, &quota, "new", 1), "a newcomer is remembered when others are idle");
+}
+
+#[test]
 fn an_idle_counter_makes_room_without_being_counted_as_evicted() {
     let quota = per_minute(10);
     let store = MemoryStore::new(100);

@@ -12,7 +12,6 @@ use std::{
 };
 
 use bb8_redis::bb8;
-use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _,
     RedisConnectionInfo, RedisError, TlsCertificates, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
@@ -24,6 +23,8 @@ use super::{
     script,
     settings::{Address, Auth, RedisSettings, Tls},
 };
+
+use crate::panics::{self, Panicked};
 
 /// For a connection to be of use: dial, TLS, login, script. Short, because a store that is back is found by the next dial.
 const CONNECT: Duration = Duration::from_millis(500);
@@ -72,7 +73,7 @@ pub struct DialError {
 }
 
 impl DialError {
-    fn new(target: &impl ToString, reason: impl Into<String>, fault: Option<Fault>) -> Self {
+    pub(super) fn new(target: &impl ToString, reason: impl Into<String>, fault: Option<Fault>) -> Self {
         Self { target: target.to_string(), reason: reason.into(), fault }
     }
 }
@@ -140,8 +141,10 @@ impl bb8::ManageConnection for Dialer {
 
     async fn connect(&self) -> Result<Link, DialError> {
         let limit = self.patience();
-        match timeout(limit, self.dial()).await {
-            Ok(dialled) => dialled,
+        // The pool would count a dial that panics as under way for ever.
+        match timeout(limit, panics::caught(self.dial())).await {
+            Ok(Ok(dialled)) => dialled,
+            Ok(Err(Panicked)) => Err(DialError::new(&self.target, "sluice has panicked while it dialled", None)),
             Err(_) => {
                 Err(DialError::new(&self.target, format!("no answer within {limit:?}{}", self.hint_of_silence()), None))
             }
@@ -184,60 +187,6 @@ impl Dialer {
         let loaded = send(&mut connection, &load).await;
         loaded.map_err(|error| self.explain(&self.target, &error))?;
         Ok(Link { connection, era, broken: AtomicBool::new(false) })
-    }
-
-    /// Asks all sentinels at once, so that a dead one costs nothing, and takes the first primary that they lead to.
-    async fn open_primary(&self, master: &str, sentinels: &[Address]) -> Result<MultiplexedConnection, DialError> {
-        let mut led: FuturesUnordered<_> =
-            sentinels.iter().map(|sentinel| self.open_named_by(sentinel, master)).collect();
-        let mut told = DialError::new(&self.target, "no sentinel is set".to_owned(), None);
-        let mut is_absent = true;
-        while let Some(opened) = led.next().await {
-            match opened {
-                Ok(connection) => return Ok(connection),
-                // What a sentinel says tells more than that another one is not there.
-                Err(error) if is_absent => {
-                    is_absent = matches!(error.fault, Some(Fault::Broken(_) | Fault::Timeout));
-                    told = error;
-                }
-                Err(_) => {}
-            }
-        }
-        Err(told)
-    }
-
-    /// Believes only a node that calls itself a primary.
-    async fn open_named_by(&self, sentinel: &Address, master: &str) -> Result<MultiplexedConnection, DialError> {
-        let primary = self.ask_sentinel(sentinel, master).await?;
-        let mut connection = self.open(&primary, &self.settings.auth, self.settings.database).await?;
-        self.verify_primary(&primary, &mut connection).await?;
-        Ok(connection)
-    }
-
-    async fn ask_sentinel(&self, sentinel: &Address, master: &str) -> Result<Address, DialError> {
-        let mut connection = self.open(sentinel, &self.settings.sentinel_auth, 0).await?;
-        let mut ask = redis::cmd("SENTINEL");
-        ask.arg("get-master-addr-by-name").arg(master);
-        let reply = send(&mut connection, &ask).await.map_err(|error| self.explain(sentinel, &error))?;
-        let told: Option<(String, u16)> = redis::from_redis_value(reply).unwrap_or(None);
-        let Some((host, port)) = told else {
-            let reason =
-                format!("this sentinel knows no master '{master}': the first name in REDIS_URL is the master's");
-            return Err(DialError::new(sentinel, reason, None));
-        };
-        Ok(Address::Tcp { host, port })
-    }
-
-    async fn verify_primary(&self, primary: &Address, connection: &mut MultiplexedConnection) -> Result<(), DialError> {
-        let reply = send(connection, &redis::cmd("ROLE")).await;
-        match reply.map_err(|error| self.explain(primary, &error))? {
-            Value::Array(fields) if is_text(fields.first(), "master") => Ok(()),
-            _ => Err(DialError::new(
-                primary,
-                "the sentinels call it the primary, but it is not one yet".to_owned(),
-                None,
-            )),
-        }
     }
 
     /// A connection to a server, logged in.
@@ -306,6 +255,8 @@ impl Dialer {
             reason += ": it does not speak TLS here, set REDIS_TLS=false or the port that does";
         } else if says(&["CertificateRequired", "HandshakeFailure", "certificate required"]) {
             reason += ": it wants a certificate of ours, set REDIS_TLS_CLIENT_CERT and REDIS_TLS_CLIENT_KEY";
+        } else if says(&["certificate expired", "ExpiredContext"]) {
+            reason += ": renew its certificate";
         } else if says(&["not valid for name", "NotValidForName"]) {
             reason += ": use the name in its certificate, or set REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true";
         } else if says(&["certificate", "UnknownIssuer"]) {
@@ -316,14 +267,6 @@ impl Dialer {
             reason += ": if it wants TLS, set REDIS_TLS=true";
         }
         DialError::new(target, reason, Some(fault))
-    }
-}
-
-fn is_text(value: Option<&Value>, text: &str) -> bool {
-    match value {
-        Some(Value::BulkString(bytes)) => bytes == text.as_bytes(),
-        Some(Value::SimpleString(said)) => said == text,
-        _ => false,
     }
 }
 

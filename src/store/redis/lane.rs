@@ -28,7 +28,7 @@ use tokio::{
 use super::{
     connect::{self, DialErrors, Dialer},
     fault::Fault,
-    node::Vitals,
+    node::{self, Vitals},
     script::{self, Asked, ScriptFailure},
 };
 use crate::engine::{
@@ -127,6 +127,8 @@ pub struct Lane {
     /// A link broke while the node was thought well: dialled anew before the next caller comes.
     lost_link: bool,
     timeouts_in_a_row: u32,
+    /// The first of them.
+    silent_since: Instant,
     sent_at: Instant,
 }
 
@@ -149,12 +151,15 @@ impl Lane {
             dialling: false,
             lost_link: false,
             timeouts_in_a_row: 0,
+            silent_since: Instant::now(),
             sent_at: Instant::now(),
         }
     }
 
-    /// Until the last sender is gone and everything is answered.
-    pub async fn run(mut self) {
+    /// Until the last sender is gone and everything is answered. Can be called again after a panic: what was under way then
+    /// has got no answer, what waits is still there.
+    pub async fn run(&mut self) {
+        self.dialling = false;
         let mut under_way = FuturesUnordered::new();
         loop {
             if self.lost_link && !self.dialling {
@@ -261,8 +266,16 @@ impl Lane {
             }
             Ended::Call { failed: None, .. } => self.timeouts_in_a_row = 0,
             Ended::Call { link, failed: Some(fault) } if link == self.link_number => {
-                self.timeouts_in_a_row += u32::from(fault == Fault::Timeout);
-                if fault.breaks_connection() || self.timeouts_in_a_row >= TIMEOUTS_MAX {
+                if fault == Fault::Timeout {
+                    if self.timeouts_in_a_row == 0 {
+                        self.silent_since = Instant::now();
+                    }
+                    self.timeouts_in_a_row += 1;
+                }
+                // Calls that were under way together end together: that is one silence, which may be over in a moment.
+                let is_silent = self.timeouts_in_a_row >= TIMEOUTS_MAX
+                    && self.silent_since.elapsed() >= node::grace(self.vitals.timeout);
+                if fault.breaks_connection() || is_silent {
                     self.give_up();
                 }
             }
@@ -270,7 +283,8 @@ impl Lane {
         }
     }
 
-    fn give_up(&mut self) {
+    /// The next caller finds another connection, or none.
+    pub fn give_up(&mut self) {
         if let Some(link) = self.link.take() {
             link.give_up();
             self.lost_link = self.vitals.breaker.is_passing();

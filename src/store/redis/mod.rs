@@ -7,16 +7,17 @@
 //! Never decides what a caller gets when the store cannot answer, and never waits longer than the budget.
 //!
 //! The user that sluice is on the servers needs no more than this, as lines of an ACL file; the tests have it so. Keys begin with
-//! `CACHE_KEY_PREFIX`, so that `~*` can be narrowed to that.
+//! `CACHE_KEY_PREFIX`, so that `~*` can be narrowed to that. Redis 6.0 knows no `resetchannels`.
 //!
 //! ```text
 //! user sluice on >PASSWORD ~* resetchannels -@all +eval +evalsha +script|load +time +get +set +ping
 //! in a cluster also: +cluster|slots +asking
 //! behind sentinels also: +role
 //! for a database other than 0 also: +select
-//! on sentinels: user sluice on >PASSWORD -@all +sentinel|get-master-addr-by-name
+//! on sentinels: user sluice on >PASSWORD -@all +sentinel|get-master-addr-by-name +sentinel|replicas
 //! ```
 
+pub mod canary;
 pub mod connect;
 pub mod fault;
 pub mod lane;
@@ -25,6 +26,7 @@ pub mod node;
 mod peek;
 pub mod report;
 pub mod script;
+mod sentinel;
 pub mod settings;
 pub mod state;
 pub mod topology;
@@ -46,6 +48,7 @@ use self::{
     fault::Fault,
     lane::{Ask, Reply, Way},
     metrics::StoreMetrics,
+    node::Node,
     script::{Damage, ScriptFailure},
     settings::RedisSettings,
     topology::Nodes,
@@ -132,11 +135,20 @@ impl RedisStore {
     }
 
     pub async fn decide(&self, plan: &Arc<Plan>, budget: Option<Duration>) -> Answers {
-        let parts = self.parts(plan);
-        if let [part] = &parts[..] {
-            return self.decide_part(plan, part, Ask::Whole(plan.clone()), budget).await;
+        // What is rare is kept apart, here and below, so that the future of every call is small.
+        match self.only_part(plan) {
+            Some(part) => {
+                let deadline = deadline(part.backend.timeout, budget);
+                self.decide_part(plan, &part, Ask::Whole(plan.clone()), deadline).await
+            }
+            None => Box::pin(self.decide_parts(plan, budget)).await,
         }
-        self.decide_parts(plan, &parts, budget).await
+    }
+
+    /// If one call is enough.
+    fn only_part(&self, plan: &Plan) -> Option<Part<'_>> {
+        let mut parts = self.parts(plan);
+        if parts.len() == 1 { parts.pop() } else { None }
     }
 
     /// One for each store and slot that the plan needs.
@@ -157,11 +169,11 @@ impl RedisStore {
         parts
     }
 
-    async fn decide_parts(&self, plan: &Arc<Plan>, parts: &[Part<'_>], budget: Option<Duration>) -> Answers {
-        let deadline = deadline(self.main.timeout, budget);
+    async fn decide_parts(&self, plan: &Arc<Plan>, budget: Option<Duration>) -> Answers {
+        let parts = self.parts(plan);
         let asks = parts.iter().map(|part| {
             let ask = Ask::Part(Arc::new(plan.part(&part.checks)));
-            self.decide_part(plan, part, ask, budget)
+            self.decide_part(plan, part, ask, deadline(part.backend.timeout, budget))
         });
         let replies = futures_util::future::join_all(asks).await;
         let mut all: SmallVec<[Option<Result<Decision, StoreFailure>>; 4]> =
@@ -173,45 +185,60 @@ impl RedisStore {
         }
         let mut all: Answers = all.into_iter().map(|answer| answer.unwrap_or(Err(StoreFailure::BadResponse))).collect();
         // Given back even if the caller goes, and waited for, so that a caller who comes again finds it there.
-        let gifts = self.give_back(plan, parts, &mut all);
-        let _ = timeout_at(deadline, futures_util::future::join_all(gifts)).await;
+        let gifts = self.give_back(plan, &parts, &mut all);
+        let _ = timeout_at(deadline(self.main.timeout, budget), futures_util::future::join_all(gifts)).await;
         all
     }
 
-    /// One answer for each check of a part. Where a key is damaged, the script has decided nothing; the others are then asked for
-    /// without it, so that only its own rule has to do without the store.
-    async fn decide_part(&self, plan: &Plan, part: &Part<'_>, mut asked: Ask, budget: Option<Duration>) -> Answers {
-        let deadline = deadline(part.backend.timeout, budget);
+    /// One answer for each check of a part.
+    async fn decide_part(&self, plan: &Plan, part: &Part<'_>, asked: Ask, deadline: Instant) -> Answers {
+        match ask(part.backend, asked.clone(), part.slot, deadline).await {
+            Ok(Ok(decisions)) => decisions.into_iter().map(Ok).collect(),
+            Ok(Err(failure)) => Box::pin(self.decide_around(plan, part, asked, failure, deadline)).await,
+            Err(fault) => SmallVec::from_elem(Err(fault.failure()), part.checks.len()),
+        }
+    }
+
+    /// Where a key is damaged, the script has decided nothing. The others are asked for without it, so that only its own rule has
+    /// to do without the store.
+    async fn decide_around(
+        &self,
+        plan: &Plan,
+        part: &Part<'_>,
+        mut asked: Ask,
+        mut failure: ScriptFailure,
+        deadline: Instant,
+    ) -> Answers {
         let mut answers: Answers = SmallVec::from_elem(Err(StoreFailure::BadResponse), part.checks.len());
         let mut open: SmallVec<[usize; 4]> = (0..part.checks.len()).collect();
         loop {
-            let failure = match ask(part.backend, asked.clone(), part.slot, deadline).await {
+            let ScriptFailure { slot, damage } = failure;
+            let (checks, keys) = asked.asked();
+            self.tell_damage(keys.get(slot), damage);
+            let mut its_slots = checks.iter().map(|check| check.slot);
+            open.retain(|place| {
+                let is_damaged = its_slots.next() == Some(slot);
+                if is_damaged {
+                    answers[*place] = Err(damage.failure());
+                }
+                !is_damaged
+            });
+            if open.is_empty() {
+                return answers;
+            }
+            let rest: SmallVec<[usize; 4]> = open.iter().map(|place| part.checks[*place]).collect();
+            asked = Ask::Part(Arc::new(plan.part(&rest)));
+            match ask(part.backend, asked.clone(), part.slot, deadline).await {
                 Ok(Ok(decisions)) => {
                     open.iter().zip(decisions).for_each(|(place, decision)| answers[*place] = Ok(decision));
                     return answers;
                 }
-                Err(fault) => fault.failure(),
-                Ok(Err(ScriptFailure { slot, damage })) => {
-                    let (checks, keys) = asked.asked();
-                    self.tell_damage(keys.get(slot), damage);
-                    let mut its_slots = checks.iter().map(|check| check.slot);
-                    open.retain(|place| {
-                        let is_damaged = its_slots.next() == Some(slot);
-                        if is_damaged {
-                            answers[*place] = Err(damage.failure());
-                        }
-                        !is_damaged
-                    });
-                    if open.is_empty() {
-                        return answers;
-                    }
-                    let rest: SmallVec<[usize; 4]> = open.iter().map(|place| part.checks[*place]).collect();
-                    asked = Ask::Part(Arc::new(plan.part(&rest)));
-                    continue;
+                Ok(Err(another)) => failure = another,
+                Err(fault) => {
+                    open.iter().for_each(|place| answers[*place] = Err(fault.failure()));
+                    return answers;
                 }
-            };
-            open.iter().for_each(|place| answers[*place] = Err(failure));
-            return answers;
+            }
         }
     }
 
@@ -286,23 +313,37 @@ fn is_per_second(quota: &Quota) -> bool {
     quota.rates().iter().all(|rate| rate.period().unit() == Unit::Second && rate.period().multiplier() == 1)
 }
 
-fn deadline(store: Duration, budget: Option<Duration>) -> Instant {
-    let budget = budget.map_or(store, |budget| budget.saturating_sub(MARGIN.max(budget / MARGIN_PART)).min(store));
-    Instant::now() + budget
+/// What the store is given of a caller's time.
+#[must_use]
+pub fn share_of(deadline: Duration) -> Duration {
+    deadline.saturating_sub(MARGIN.max(deadline / MARGIN_PART))
 }
 
-/// Asks the node of a slot, and follows the slot where it has gone: a call that a node refused has not run. A node that is no
-/// longer a primary, or a slot whose keys are on their way, is tried once more.
+fn deadline(store: Duration, budget: Option<Duration>) -> Instant {
+    Instant::now() + budget.map_or(store, |budget| share_of(budget).min(store))
+}
+
+/// Asks the node of a slot.
 async fn ask(backend: &Backend, ask: Ask, slot: u16, deadline: Instant) -> Reply {
+    let Some(node) = backend.nodes.of(slot) else { return Err(Fault::NotAsked) };
+    let tagged = backend.nodes.is_cluster().then_some(slot);
+    match node.ask(ask.clone(), tagged, Way::Shared, deadline).await {
+        Err(fault @ (Fault::Moved { .. } | Fault::Ask { .. } | Fault::ReadOnly | Fault::TryAgain)) => {
+            Box::pin(follow(backend, ask, slot, deadline, node, fault)).await
+        }
+        reply => reply,
+    }
+}
+
+/// Follows a slot where it has gone: a call that a node refused has not run. A node that is no longer a primary, or a slot
+/// whose keys are on their way, is tried once more.
+async fn follow(backend: &Backend, ask: Ask, slot: u16, deadline: Instant, node: Arc<Node>, refused: Fault) -> Reply {
     let nodes = &backend.nodes;
     let tagged = nodes.is_cluster().then_some(slot);
-    let (mut node, mut way, mut tried_again) = (nodes.of(slot), Way::Shared, false);
-    let mut reply = Err(Fault::NotAsked);
-    for _ in 0..ASKED_MAX {
-        let Some(asked) = node else { return reply };
-        reply = asked.ask(ask.clone(), tagged, way, deadline).await;
+    let (mut asked, mut tried_again, mut reply) = (node, false, Err(refused));
+    for _ in 1..ASKED_MAX {
         let Err(fault) = &reply else { return reply };
-        (node, way) = match (fault, nodes) {
+        let (node, way) = match (fault, nodes) {
             (Fault::Moved { address }, Nodes::Cluster(cluster)) => (cluster.named(address), Way::Shared),
             (Fault::Ask { address }, Nodes::Cluster(cluster)) => (cluster.named(address), Way::Asking),
             (Fault::ReadOnly, _) if !tried_again => (nodes.of(slot), Way::Shared),
@@ -314,13 +355,11 @@ async fn ask(backend: &Backend, ask: Ask, slot: u16, deadline: Instant) -> Reply
             _ => return reply,
         };
         tried_again |= matches!(fault, Fault::ReadOnly | Fault::TryAgain);
-        if deadline <= Instant::now() + LEAST {
-            return reply;
-        }
-        if let Some(node) = &node {
-            // One that was never heard of before may need a moment.
-            let _ = timeout_at(deadline, node.vitals.breaker.until_known()).await;
-        }
+        let Some(node) = node.filter(|_| deadline > Instant::now() + LEAST) else { return reply };
+        // One that was never heard of before may need a moment.
+        let _ = timeout_at(deadline, node.vitals.breaker.until_known()).await;
+        reply = node.ask(ask.clone(), tagged, way, deadline).await;
+        asked = node;
     }
     reply
 }

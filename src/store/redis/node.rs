@@ -16,29 +16,35 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    canary,
     connect::{DialError, DialErrors, Dialer},
     fault::Fault,
     lane::{Ask, Lane, Pending, Reply, Way},
     metrics::StoreMetrics,
     report::Report,
 };
-use crate::{
-    engine::{
-        algorithm::{Check, Mode},
-        plan::Keys,
-        quota::{Period, Quota, Unit},
-        request::Hits,
-    },
-    store::breaker::Breaker,
-};
+use crate::{panics, store::breaker::Breaker};
 
 /// Requests that wait in a lane; one more is a failure at once, not a wait.
-const QUEUE_MAX: usize = 1_024;
+pub const QUEUE_MAX: usize = 1_024;
 const PROBE_FIRST: Duration = Duration::from_millis(25);
 /// With the dial before it, well below the second after which a store that is back must be in use again.
-const PROBE_LAST: Duration = Duration::from_millis(300);
+const PROBE_LAST: Duration = Duration::from_millis(200);
+/// A node that is found sick again within this time is not trusted as before: it has to answer twice as many probes one after the
+/// other, so that one that is on the edge of being of use does not go back and forth.
+const SETTLED: Duration = Duration::from_secs(10);
+const PROBES_MAX: u32 = 8;
 /// Between attempts with a password that was refused.
 const PROBE_DENIED: Duration = Duration::from_secs(2);
+
+/// A store that is silent for less than this has only held its breath: as long as a few calls one after the other may take, and
+/// well below the second within which a store that is gone must be known to be.
+#[must_use]
+pub fn grace(timeout: Duration) -> Duration {
+    const TIMEOUTS: u32 = 5;
+    const AT_MOST: Duration = Duration::from_millis(250);
+    (timeout * TIMEOUTS).min(AT_MOST)
+}
 
 /// The health of a node.
 #[derive(Debug)]
@@ -127,7 +133,7 @@ impl Node {
     pub fn start(dialer: Dialer, canary: &str, metrics: Arc<StoreMetrics>, stop: &CancellationToken) -> Arc<Self> {
         let connections = dialer.settings.connections.max(1);
         let vitals = Arc::new(Vitals {
-            breaker: Breaker::tripped(),
+            breaker: Breaker::tripped(grace(dialer.settings.timeout)),
             report: Report::new(dialer.target.to_string()),
             timeout: dialer.settings.timeout,
             metrics,
@@ -146,15 +152,15 @@ impl Node {
             .build_unchecked(dialer);
         let lanes = (0..connections).map(|_| {
             let (sender, queue) = mpsc::channel(QUEUE_MAX);
-            tokio::spawn(Lane::new(queue, pool.clone(), dial_errors.clone(), vitals.clone()).run());
+            tokio::spawn(run_lane(Lane::new(queue, pool.clone(), dial_errors.clone(), vitals.clone()), vitals.clone()));
             sender
         });
         let lanes: Arc<[_]> = lanes.collect();
         let stop = stop.child_token();
-        let probe = Probe { lanes: lanes.clone(), vitals: vitals.clone(), canary: canary_ask(canary), patience };
+        let probe = Probe { lanes: lanes.clone(), vitals: vitals.clone(), canary: canary::ask(canary), patience };
         tokio::spawn({
             let stop = stop.clone();
-            async move { stop.run_until_cancelled(probe.run()).await }
+            async move { stop.run_until_cancelled(panics::again(|| probe.run())).await }
         });
         Arc::new(Self { vitals, pool, lanes, next: AtomicUsize::new(0), stop })
     }
@@ -171,6 +177,17 @@ impl Node {
             self.vitals.report.unanswered();
         }
         reply
+    }
+}
+
+/// A lane that panics goes on with another connection; to the breaker it is a call that failed, so that a lane that always
+/// panics is left alone for a while.
+async fn run_lane(mut lane: Lane, vitals: Arc<Vitals>) {
+    while panics::caught(lane.run()).await.is_err() {
+        let _ = panics::caught_now(|| {
+            lane.give_up();
+            vitals.failed(&Fault::Other("sluice has panicked while it asked".to_owned()));
+        });
     }
 }
 
@@ -197,16 +214,35 @@ struct Probe {
 }
 
 impl Probe {
-    async fn run(self) {
+    async fn run(&self) {
+        let (mut passed_at, mut wanted) = (None::<Instant>, 1);
         loop {
             self.vitals.breaker.until_tripped().await;
-            let mut pause = PROBE_FIRST;
-            while let Err(fault) = self.probe().await {
-                sleep(pause.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
-                let longest = if let Fault::Denied(_) = fault { PROBE_DENIED } else { PROBE_LAST };
-                pause = (pause * 2).min(longest);
-            }
+            let again_so_soon = passed_at.is_some_and(|at| at.elapsed() < SETTLED);
+            wanted = if again_so_soon { (wanted * 2).min(PROBES_MAX) } else { 1 };
+            self.until_answered(wanted).await;
             self.vitals.is_well();
+            passed_at = Some(Instant::now());
+        }
+    }
+
+    /// So many times one after the other.
+    async fn until_answered(&self, wanted: u32) {
+        let (mut answered, mut pause) = (0, PROBE_FIRST);
+        loop {
+            let longest = match self.probe().await {
+                Ok(()) if answered + 1 == wanted => return,
+                Ok(()) => {
+                    (answered, pause) = (answered + 1, PROBE_FIRST);
+                    PROBE_FIRST
+                }
+                Err(fault) => {
+                    answered = 0;
+                    if let Fault::Denied(_) = fault { PROBE_DENIED } else { PROBE_LAST }
+                }
+            };
+            sleep(pause.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+            pause = (pause * 2).min(longest);
         }
     }
 
@@ -228,14 +264,6 @@ impl Probe {
     }
 }
 
-/// One of a thousand per second, so that the key is gone soon after.
-fn canary_ask(key: &str) -> Ask {
-    let quota = Period::try_new(Unit::Second, 1).and_then(|period| Quota::fixed_window(1_000, period));
-    let quota = Arc::new(quota.expect("a thousand per second is a quota"));
-    let check = Check { quota, slot: 0, hits: Hits::ONE, mode: Mode::Shadow, chained: false };
-    Ask::Part(Arc::new((vec![check], [key].into_iter().collect::<Keys>())))
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use metrics::{Counter, Histogram};
@@ -246,7 +274,7 @@ pub(super) mod tests {
     pub fn vitals() -> Vitals {
         let metrics = StoreMetrics { call_duration: Histogram::noop(), breaker_trips: Counter::noop() };
         let vitals = Vitals {
-            breaker: Breaker::tripped(),
+            breaker: Breaker::tripped(grace(Duration::from_millis(10))),
             report: Report::new("node".to_owned()),
             timeout: Duration::from_millis(10),
             metrics: Arc::new(metrics),
@@ -254,6 +282,19 @@ pub(super) mod tests {
         };
         vitals.is_well();
         vitals
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_request_more_than_a_lane_may_hold_fails_at_once() {
+        let (lane, _held) = mpsc::channel(QUEUE_MAX);
+        let deadline = Instant::now() + Duration::from_secs(1);
+        let ask = || ask_lane(&lane, canary::ask("key"), None, Way::Shared, deadline);
+        let waiting: Vec<_> = (0..QUEUE_MAX).map(|_| Box::pin(ask())).collect();
+        let mut waiting = futures_util::future::join_all(waiting);
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        assert!(matches!(ask().await, Err(Fault::NotAsked)));
+        assert!(Instant::now() < deadline, "it was not waited for");
+        assert!(waiting.await.iter().all(|reply| matches!(reply, Err(Fault::Timeout))));
     }
 
     #[tokio::test]

@@ -6,7 +6,13 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Backend, RedisStore, fault::Fault, is_per_second, state, topology::Nodes};
+use super::{
+    Backend, RedisStore,
+    fault::Fault,
+    is_per_second,
+    state::{self, EXACT_MAX},
+    topology::Nodes,
+};
 use crate::{
     engine::{algorithm::State, key, quota::Quota},
     store::{Standing, StoreFailure},
@@ -59,7 +65,8 @@ async fn read_at(node: &super::node::Node, key: &str) -> Read {
         Value::Nil => None,
         value => Some(redis::from_redis_value::<Vec<u8>>(value).map_err(bad)?),
     };
-    Ok((seconds * 1_000_000 + us, state))
+    let now_us = seconds.checked_mul(1_000_000).and_then(|whole| whole.checked_add(us)).filter(|us| *us < EXACT_MAX);
+    Ok((now_us.ok_or_else(|| bad("a time that no clock shows"))?, state))
 }
 
 fn bad(error: impl std::fmt::Display) -> Fault {

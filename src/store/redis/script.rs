@@ -44,7 +44,6 @@ const SHADOW: u8 = 1;
 const QUOTA: u8 = 2;
 const CHAINED: u8 = 4;
 const GIVES_BACK: u8 = 8;
-const LAST: u8 = 16;
 
 const FITS: u64 = 1;
 const HAS_WAIT: u64 = 2;
@@ -133,7 +132,7 @@ fn encode_args(now_us: u64, requests: &[Asked<'_>]) -> Vec<u8> {
     let checks = || requests.iter().flat_map(|(checks, _)| *checks);
     // Rules are few and requests are many, so each quota is sent once. Encoding one costs less than looking it up would.
     let mut quotas: Vec<&Arc<Quota>> = Vec::with_capacity(4);
-    let mut args = Vec::with_capacity(64 + 14 * requests.len());
+    let mut args = Vec::with_capacity(64 + 18 * requests.len());
     push7(&mut args, now_us);
     args.push(u8::from(names_a_key_twice(requests)));
     let count_at = args.len();
@@ -147,21 +146,18 @@ fn encode_args(now_us: u64, requests: &[Asked<'_>]) -> Vec<u8> {
     args[count_at..count_at + 2].copy_from_slice(&index(quotas.len()).to_le_bytes());
 
     let quota_of = |check: &Check| quotas.iter().position(|quota| Arc::ptr_eq(quota, &check.quota)).unwrap_or(0);
-    let mut keys_before = 0;
     let mut rest = requests;
-    while let [(checks, keys), later @ ..] = rest {
-        let alike = if let [check] = checks {
-            later.iter().take_while(|later| is_alike(check, keys, later)).count()
-        } else {
-            0
-        };
-        for (position, check) in checks.iter().enumerate() {
-            push2(&mut args, keys_before + check.slot + 1);
+    while let [first, later @ ..] = rest {
+        let alike = later.iter().take_while(|later| is_alike(first, later)).count();
+        let (checks, keys) = first;
+        push2(&mut args, 1 + alike);
+        push2(&mut args, keys.len());
+        push2(&mut args, checks.len());
+        for check in *checks {
+            push2(&mut args, check.slot + 1);
             push2(&mut args, quota_of(check) + 1);
-            push2(&mut args, 1 + alike);
-            push_check(&mut args, check, position + 1 == checks.len());
+            push_check(&mut args, check);
         }
-        keys_before += keys.len() + alike;
         rest = &later[alike..];
     }
     args
@@ -176,12 +172,15 @@ fn names_a_key_twice(requests: &[Asked<'_>]) -> bool {
     !requests.iter().flat_map(|(_, keys)| keys.iter()).all(|key| seen.insert(key))
 }
 
-/// Whether a later request differs from one of a single check and a single key only in its key, so that they can be sent
-/// as one. Most requests of a busy moment ask the same of the same rule.
-fn is_alike(check: &Check, keys: &Keys, later: &Asked<'_>) -> bool {
-    let ([other], 1, 1) = (later.0, keys.len(), later.1.len()) else { return false };
-    Arc::ptr_eq(&check.quota, &other.quota)
-        && (check.hits, check.mode, check.chained) == (other.hits, other.mode, other.chained)
+/// Whether two requests differ only in their keys, so that they can be sent as one. Most requests of a busy moment ask the
+/// same of the same rules.
+fn is_alike((checks, keys): &Asked<'_>, (later, later_keys): &Asked<'_>) -> bool {
+    let is_same = |(check, later): (&Check, &Check)| {
+        Arc::ptr_eq(&check.quota, &later.quota)
+            && (check.slot, check.hits, check.mode, check.chained)
+                == (later.slot, later.hits, later.mode, later.chained)
+    };
+    keys.len() == later_keys.len() && checks.len() == later.len() && checks.iter().zip(*later).all(is_same)
 }
 
 fn push_quota(args: &mut Vec<u8>, quota: &Quota) {
@@ -209,7 +208,7 @@ fn push_quota(args: &mut Vec<u8>, quota: &Quota) {
     }
 }
 
-fn push_check(args: &mut Vec<u8>, check: &Check, is_last: bool) {
+fn push_check(args: &mut Vec<u8>, check: &Check) {
     let mode = match check.mode {
         Mode::Enforce => 0,
         Mode::Shadow => SHADOW,
@@ -219,7 +218,7 @@ fn push_check(args: &mut Vec<u8>, check: &Check, is_last: bool) {
         Hits::Take(hits) => (hits, 0),
         Hits::Refund(hits) => (hits, GIVES_BACK),
     };
-    args.push(mode | if check.chained { CHAINED } else { 0 } | gives_back | if is_last { LAST } else { 0 });
+    args.push(mode | if check.chained { CHAINED } else { 0 } | gives_back);
     push7(args, hits);
 }
 

@@ -1,6 +1,6 @@
 //! Where the store is and how to get in: plain data, checked by whoever reads the settings.
 
-use std::{fmt, fs, path::PathBuf, time::Duration};
+use std::{fmt, fs, net::Ipv6Addr, path::PathBuf, time::Duration};
 
 /// A text that is never shown.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -94,15 +94,19 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// `host:port`, `[v6]:port`, `host` or `/path`.
+    /// `host:port`, `[v6]:port`, `host` or `/path`. What it says of a text that is none of them does not repeat it: it may be a
+    /// part of a password.
     pub fn parse(text: &str) -> Result<Self, String> {
         const PORT: u16 = 6379;
+        if text.contains('@') {
+            return Err("there is an @ in an address: use redis://user:password@host:port, or REDIS_AUTH".to_owned());
+        }
         if text.starts_with('/') {
             return Ok(Self::Unix(PathBuf::from(text)));
         }
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) if !host.contains(':') || host.ends_with(']') => {
-                let port = port.parse().map_err(|_| format!("'{port}' is no port: use host:port"))?;
+                let port = port.parse().map_err(|_| "what is after the colon is no port: use host:port".to_owned())?;
                 (host, port)
             }
             _ => (text, PORT),
@@ -110,6 +114,9 @@ impl Address {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         if host.is_empty() {
             return Err("there is no host in it: use host:port".to_owned());
+        }
+        if host.contains(':') && host.parse::<Ipv6Addr>().is_err() {
+            return Err("there are too many colons in it: use host:port, or [address]:port".to_owned());
         }
         Ok(Self::Tcp { host: host.to_owned(), port })
     }
@@ -179,6 +186,8 @@ mod tests {
         assert_eq!(Address::parse("/run/redis.sock"), Ok(Address::Unix("/run/redis.sock".into())));
         assert!(Address::parse(":6379").is_err());
         assert!(Address::parse("redis:x").is_err());
+        assert!(Address::parse("me:secret@redis:1").is_err());
+        assert!(Address::parse("me:secret:redis:1").is_err());
     }
 
     #[test]

@@ -29,7 +29,8 @@ const IS_WIDE: u8 = 4;
 const NARROW: usize = 4;
 const WIDE: usize = 7;
 const HEAD: usize = 1 + WIDE;
-const EXACT_MAX: u64 = 1 << 53;
+/// No time and no number of a counter reaches it.
+pub const EXACT_MAX: u64 = 1 << 53;
 
 /// Why bytes are not a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

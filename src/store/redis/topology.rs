@@ -17,16 +17,16 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::{
+    canary::{self, ANY_SLOT},
     connect::{DialError, Dialer, Target, send},
     metrics::StoreMetrics,
     node::Node,
     report::Report,
     settings::{Address, RedisSettings, Topology},
 };
-use crate::engine::key;
+use crate::panics;
 
-const SLOTS: usize = 16_384;
-const ANY_SLOT: RangeInclusive<u16> = 0..=u16::MAX;
+pub const SLOTS: usize = 16_384;
 /// A cluster is asked who serves what at most twice a second.
 const REFRESH_PAUSE: Duration = Duration::from_millis(500);
 
@@ -118,7 +118,8 @@ impl Cluster {
         });
         let refreshing = cluster.clone();
         let stop = stop.clone();
-        tokio::spawn(async move { stop.run_until_cancelled(refreshing.refresh_always()).await });
+        let refresh = move || refreshing.clone().refresh_always();
+        tokio::spawn(async move { stop.run_until_cancelled(panics::again(refresh)).await });
         cluster
     }
 
@@ -151,7 +152,7 @@ impl Cluster {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         let start = || {
             let dialer = Dialer::new(Target::Fixed(address.clone()), &self.settings);
-            let canary = canary_of(&self.settings.key_prefix, slots);
+            let canary = canary::key_in(&self.settings.key_prefix, &slots, "canary");
             Node::start(dialer, &canary, self.metrics.clone(), &self.stop)
         };
         nodes.entry(address.clone()).or_insert_with(start).clone()
@@ -178,7 +179,7 @@ impl Cluster {
         };
         let mut last = None;
         for address in known.iter().chain(&self.seeds) {
-            match self.slots_from(address).await {
+            match slots_from(&self.settings, address).await {
                 Ok(ranges) => {
                     self.adopt(ranges);
                     return Ok(());
@@ -189,32 +190,11 @@ impl Cluster {
         last.map_or(Ok(()), Err)
     }
 
-    async fn slots_from(&self, address: &Address) -> Result<Vec<(u16, u16, Address)>, DialError> {
-        let dialer = Dialer::new(Target::Fixed(address.clone()), &self.settings);
-        let asked = async {
-            let mut connection = dialer.open(address, &self.settings.auth, 0).await?;
-            let mut ask = redis::cmd("CLUSTER");
-            ask.arg("SLOTS");
-            let reply = send(&mut connection, &ask).await;
-            reply.map_err(|error| dialer.explain(address, &error))
-        };
-        let reason = match timeout(dialer.patience(), asked).await {
-            Ok(reply) => match ranges(&reply?, address) {
-                ranges if ranges.is_empty() => {
-                    "it knows no slots: is it part of a cluster that is complete?".to_owned()
-                }
-                ranges => return Ok(ranges),
-            },
-            Err(_) => format!("it did not name the slots within {:?}", dialer.patience()),
-        };
-        Err(DialError { target: address.to_string(), reason, fault: None })
-    }
-
-    fn adopt(&self, ranges: Vec<(u16, u16, Address)>) {
+    fn adopt(&self, ranges: Vec<SlotRange>) {
         let mut places: HashMap<Address, u16> = HashMap::new();
         let mut map = SlotMap { nodes: Vec::new(), slots: vec![0; SLOTS] };
-        for (first, last, address) in ranges {
-            let place = *places.entry(address).or_insert_with_key(|address| {
+        for SlotRange { first, last, primary, .. } in ranges {
+            let place = *places.entry(primary).or_insert_with_key(|address| {
                 map.nodes.push(self.node(address, first..=last));
                 u16::try_from(map.nodes.len()).unwrap_or(0)
             });
@@ -236,32 +216,63 @@ impl Cluster {
     }
 }
 
-/// A key that lives in one of these slots; any key where none is known.
-fn canary_of(prefix: &str, slots: RangeInclusive<u16>) -> String {
-    let key = |number: u32| format!("{prefix}{{sluice-{number}}}canary");
-    // Each number is a slot as if by chance: a single slot is met within a few times their number.
-    (0..500_000).map(key).find(|name| slots.contains(&key::slot(name))).unwrap_or_else(|| key(0))
+/// Slots and who serves them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotRange {
+    pub first: u16,
+    pub last: u16,
+    pub primary: Address,
+    pub replicas: Vec<Address>,
 }
 
-/// The ranges and their primaries, from the reply to CLUSTER SLOTS. What cannot be read is left out.
-fn ranges(reply: &Value, asked: &Address) -> Vec<(u16, u16, Address)> {
+/// Asks one node who serves what.
+pub async fn slots_from(settings: &Arc<RedisSettings>, address: &Address) -> Result<Vec<SlotRange>, DialError> {
+    let dialer = Dialer::new(Target::Fixed(address.clone()), settings);
+    let asked = async {
+        let mut connection = dialer.open(address, &settings.auth, 0).await?;
+        let mut ask = redis::cmd("CLUSTER");
+        ask.arg("SLOTS");
+        let reply = send(&mut connection, &ask).await;
+        reply.map_err(|error| dialer.explain(address, &error))
+    };
+    let reason = match timeout(dialer.patience(), asked).await {
+        Ok(reply) => match ranges(&reply?, address) {
+            ranges if ranges.is_empty() => "it knows no slots: is it part of a cluster that is complete?".to_owned(),
+            ranges => return Ok(ranges),
+        },
+        Err(_) => format!("it did not name the slots within {:?}", dialer.patience()),
+    };
+    Err(DialError { target: address.to_string(), reason, fault: None })
+}
+
+/// From the reply to CLUSTER SLOTS. What cannot be read is left out.
+fn ranges(reply: &Value, asked: &Address) -> Vec<SlotRange> {
     let Value::Array(rows) = reply else { return Vec::new() };
     let range = |row: &Value| {
         let Value::Array(fields) = row else { return None };
-        let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &fields[..] else { return None };
-        let [host, Value::Int(port), ..] = &primary[..] else { return None };
-        let host = match host {
-            Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-            Value::SimpleString(text) => text.clone(),
-            _ => String::new(),
-        };
-        let host = match (host.as_str(), asked) {
-            // A node that does not know its own name is where it was asked.
-            ("" | "?", Address::Tcp { host, .. }) => host.clone(),
-            _ => host,
-        };
-        let address = Address::Tcp { host, port: u16::try_from(*port).ok()? };
-        Some((u16::try_from(*first).ok()?, u16::try_from(*last).ok()?, address))
+        let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = &fields[..] else { return None };
+        Some(SlotRange {
+            first: u16::try_from(*first).ok()?,
+            last: u16::try_from(*last).ok()?,
+            primary: node_address(primary, asked)?,
+            replicas: replicas.iter().filter_map(|replica| node_address(replica, asked)).collect(),
+        })
     };
     rows.iter().filter_map(range).collect()
+}
+
+fn node_address(node: &Value, asked: &Address) -> Option<Address> {
+    let Value::Array(fields) = node else { return None };
+    let [host, Value::Int(port), ..] = &fields[..] else { return None };
+    let host = match host {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::SimpleString(text) => text.clone(),
+        _ => String::new(),
+    };
+    let host = match (host.as_str(), asked) {
+        // A node that does not know its own name is where it was asked.
+        ("" | "?", Address::Tcp { host, .. }) => host.clone(),
+        _ => host,
+    };
+    Some(Address::Tcp { host, port: u16::try_from(*port).ok()? })
 }

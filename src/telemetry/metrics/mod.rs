@@ -1,14 +1,13 @@
 //! The handles through which metrics are counted; [`table`] has every family.
 //!
 //! The names that begin with `ratelimit_` are those of the reference service, so that existing dashboards work. Labels come
-//! from rules. Values of requests become labels only where a rule asks for it, at most [`SERIES_PER_RULE`] of them; the rest is
-//! counted in one series whose labels say `overflow`.
+//! from rules. Values of requests become labels only where a rule asks for it; [`series`] bounds them, and all label sets.
 
 mod buckets;
+mod series;
 mod table;
 
 use std::{
-    collections::HashMap,
     fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -18,27 +17,30 @@ use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 use buckets::Buckets;
+use series::Series;
+pub use series::{BoundedSeries, LABEL_BYTES_MAX, LABEL_SETS_MAX, SERIES_PER_RULE};
 use table::{
-    BREAKER_TRIPS, BUILD_INFO, CALL_ERRORS, DECISION_DURATION, DECISIONS, DEGRADED, DOMAIN_NOT_FOUND, DOMAINS,
-    GENERATION, GLOBAL_SHADOW, HITS, LOAD_ERROR, LOAD_SUCCESS, NEAR_LIMIT, NEGATIVE_HITS, OVER_LIMIT, OVER_LIMIT_LOCAL,
-    RELOADS, RESPONSE_TIME, RULES, SHADOW_MODE, STORE_CALLS, STORE_ENTRIES, STORE_ERRORS, STORE_EVICTIONS, STORE_WELL,
-    TLS_EXPIRY, TLS_RELOADS, TOTAL_HITS, TOTAL_REQUESTS, WITHIN_LIMIT,
+    BREAKER_TRIPS, BUILD_INFO, CALL_ERRORS, CALLS_IN_FLIGHT, CALLS_REFUSED, CONNECTIONS, CONNECTIONS_CLOSED,
+    DECISION_DURATION, DECISIONS, DEGRADED, DOMAIN_NOT_FOUND, DOMAINS, GENERATION, GLOBAL_SHADOW, HITS, LOAD_ERROR,
+    LOAD_SUCCESS, NEAR_LIMIT, NEGATIVE_HITS, OVER_LIMIT, OVER_LIMIT_LOCAL, PANICS, RELOADS, RESPONSE_TIME, RULES,
+    SHADOW_MODE, STORE_CALLS, STORE_ENTRIES, STORE_ERRORS, STORE_EVICTIONS, STORE_WELL, TLS_EXPIRY, TLS_RELOADS,
+    TOTAL_HITS, TOTAL_REQUESTS, WITHIN_LIMIT,
 };
 pub use table::{FAMILIES, Family, Kind};
 
 use crate::{
+    connections::Closed,
     engine::rule::Rule,
+    panics,
     store::{StoreFailure, redis::metrics::StoreMetrics},
 };
-
-/// How many label sets with values of requests one rule can have.
-pub const SERIES_PER_RULE: usize = 1_000;
 
 /// The registry, and the handles of families without rule labels.
 pub struct Metrics {
     recorder: PrometheusRecorder,
     rendered: PrometheusHandle,
     histograms: Histograms,
+    series: Series,
     pub domain_not_found: Counter,
     pub global_shadow: Counter,
     pub service_errors: Counter,
@@ -52,6 +54,9 @@ pub struct Metrics {
     pub store_entries: Gauge,
     pub store_evictions: Counter,
     pub store_up: Gauge,
+    panics: Counter,
+    pub calls_in_flight: Gauge,
+    pub calls_refused: Counter,
     store_errors: [Counter; StoreFailure::ALL.len()],
 }
 
@@ -90,10 +95,14 @@ impl Metrics {
             store_entries: gauge(&recorder, STORE_ENTRIES, Vec::new()),
             store_evictions: of(STORE_EVICTIONS, &[]),
             store_up: gauge(&recorder, STORE_WELL, Vec::new()),
+            panics: of(PANICS, &[]),
+            calls_in_flight: gauge(&recorder, CALLS_IN_FLIGHT, Vec::new()),
+            calls_refused: of(CALLS_REFUSED, &[]),
             store_errors: StoreFailure::ALL.map(|kind| of(STORE_ERRORS, &[("kind", kind.name())])),
             rendered: recorder.handle(),
             recorder,
             histograms,
+            series: Series::default(),
         };
         gauge(&metrics.recorder, BUILD_INFO, owned(&[("version", env!("CARGO_PKG_VERSION"))])).set(1.0);
         for result in ["applied", "unchanged", "failed"] {
@@ -105,6 +114,7 @@ impl Metrics {
     /// The text that Prometheus scrapes.
     #[must_use]
     pub fn render(&self) -> String {
+        self.panics.absolute(panics::seen());
         let mut text = self.rendered.render();
         self.histograms.render(&mut text);
         text
@@ -147,6 +157,17 @@ impl Metrics {
         }
     }
 
+    /// The connections of one door.
+    #[must_use]
+    pub fn door(&self, door: &'static str) -> DoorMetrics {
+        let closed =
+            |why: Closed| counter(&self.recorder, CONNECTIONS_CLOSED, owned(&[("door", door), ("reason", why.name())]));
+        DoorMetrics {
+            open: gauge(&self.recorder, CONNECTIONS, owned(&[("door", door)])),
+            closed: Closed::ALL.map(closed),
+        }
+    }
+
     /// The calls of one gRPC method.
     #[must_use]
     pub fn method(&self, method: &'static str) -> MethodMetrics {
@@ -157,12 +178,43 @@ impl Metrics {
         }
     }
 
-    /// The series of a rule, or of a limit that came with a request.
+    /// The series of a rule. The same ones for the same rule, whenever it was loaded.
     #[must_use]
-    pub fn rule(&self, domain: &str, path: &[Box<str>], rule: Option<&Rule>) -> RuleMetrics {
+    pub fn rule(&self, rule: &Rule) -> Arc<RuleMetrics> {
+        let path: Vec<&str> = rule.path.iter().map(|part| &**part).collect();
+        self.label_set(&rule.domain, &path, rule.name.as_deref())
+    }
+
+    /// Where the series of a rule are kept whose labels hold values of requests. The same for the same rule, whenever it was
+    /// loaded.
+    #[must_use]
+    pub fn by_value(&self, rule: &Rule) -> Arc<BoundedSeries> {
+        self.series.by_value(rule)
+    }
+
+    /// The series of a rule whose labels hold values of requests.
+    #[must_use]
+    pub fn rule_by_value(&self, rule: &Rule, series: &BoundedSeries, labels: &[Box<str>]) -> Arc<RuleMetrics> {
+        series.get(labels, |labels| self.label_set(&rule.domain, labels, rule.name.as_deref()))
+    }
+
+    /// The series of a limit that is no rule's: it came with a request, or is the built-in default. Any domain can come here,
+    /// so that it is one of the values that are bounded.
+    #[must_use]
+    pub fn override_of(&self, domain: &str, labels: impl IntoIterator<Item = Box<str>>) -> Arc<RuleMetrics> {
+        let labels: Vec<Box<str>> = std::iter::once(domain.into()).chain(labels).collect();
+        self.series.overrides.get(&labels, |labels| self.label_set(labels[0], &labels[1..], None))
+    }
+
+    fn label_set(&self, domain: &str, path: &[&str], name: Option<&str>) -> Arc<RuleMetrics> {
+        self.series.label_set(domain, path, name, |domain, path, name| self.make(domain, path, name))
+    }
+
+    fn make(&self, domain: &str, path: &[&str], name: Option<&str>) -> RuleMetrics {
         let mut labels = vec![Label::new("domain", domain.to_owned())];
-        labels.extend(path.iter().enumerate().map(|(at, part)| Label::new(format!("key{}", at + 1), part.to_string())));
-        let name = rule.and_then(|rule| rule.name.as_deref()).map_or_else(|| path.join("."), str::to_owned);
+        labels
+            .extend(path.iter().enumerate().map(|(at, part)| Label::new(format!("key{}", at + 1), (*part).to_owned())));
+        let name = name.map_or_else(|| path.join("."), str::to_owned);
         let by_rule = vec![Label::new("domain", domain.to_owned()), Label::new("rule", name)];
         let of = |family| counter(&self.recorder, family, labels.clone());
         let decisions = |result| {
@@ -241,6 +293,25 @@ impl MethodMetrics {
     }
 }
 
+/// The connections of a door.
+#[derive(Clone, Debug)]
+pub struct DoorMetrics {
+    open: Gauge,
+    closed: [Counter; Closed::ALL.len()],
+}
+
+impl DoorMetrics {
+    #[expect(clippy::cast_precision_loss, reason = "gauges are floats")]
+    pub fn set_open(&self, connections: usize) {
+        self.open.set(connections as f64);
+    }
+
+    /// By its place in [`Closed::ALL`].
+    pub fn closed(&self, why: usize) {
+        self.closed[why].increment(1);
+    }
+}
+
 /// The certificate of the gRPC door.
 #[derive(Clone, Debug)]
 pub struct TlsMetrics {
@@ -268,25 +339,4 @@ pub struct RuleMetrics {
     pub allowed: Counter,
     pub refused: Counter,
     pub hits: Counter,
-}
-
-/// The text of each level of a path.
-type Labels = Box<[Box<str>]>;
-
-/// Series whose labels hold values of requests: at most [`SERIES_PER_RULE`] for one rule.
-#[derive(Debug, Default)]
-pub struct BoundedSeries {
-    series: Mutex<HashMap<Labels, Arc<RuleMetrics>>>,
-}
-
-impl BoundedSeries {
-    pub fn get(&self, labels: &[Box<str>], make: impl Fn(&[Box<str>]) -> RuleMetrics) -> Arc<RuleMetrics> {
-        let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = series.get(labels) {
-            return known.clone();
-        }
-        let overflow: Labels = labels.iter().map(|_| "overflow".into()).collect();
-        let labels = if series.len() < SERIES_PER_RULE { labels.into() } else { overflow };
-        series.entry(labels).or_insert_with_key(|labels| Arc::new(make(labels))).clone()
-    }
 }

@@ -106,7 +106,7 @@ pub const STORE_ERRORS: Family = family(
     "sluice_store_errors_total",
     Kind::Counter,
     &["kind"],
-    "Checks that the store could not decide: redis_error, timeout, bad_response, bad_types, breaker.",
+    "Checks that the store could not decide: redis_error, timeout, bad_response, bad_types, breaker, panic.",
 );
 pub const DEGRADED: Family = family(
     "sluice_degraded_decisions_total",
@@ -135,6 +135,22 @@ pub const BREAKER_TRIPS: Family = family(
 );
 pub const STORE_WELL: Family =
     family("sluice_store_up", Kind::Gauge, &[], "1 if the store answers, 0 if the failure policy does.");
+pub const CONNECTIONS: Family =
+    family("sluice_connections", Kind::Gauge, &["door"], "Open connections, by door: grpc, http, debug, prometheus.");
+pub const CONNECTIONS_CLOSED: Family = family(
+    "sluice_connections_closed_total",
+    Kind::Counter,
+    &["door", "reason"],
+    "Connections closed from this side: too_many, silent, flood, overdue, idle.",
+);
+pub const CALLS_IN_FLIGHT: Family =
+    family("sluice_calls_in_flight", Kind::Gauge, &[], "Calls that are being answered.");
+pub const CALLS_REFUSED: Family = family(
+    "sluice_calls_refused_total",
+    Kind::Counter,
+    &[],
+    "Calls refused because too many, or too many bytes of large ones, were under way.",
+);
 pub const TLS_EXPIRY: Family = family(
     "sluice_tls_certificate_expiry_seconds",
     Kind::Gauge,
@@ -146,6 +162,12 @@ pub const TLS_RELOADS: Family = family(
     Kind::Counter,
     &["result"],
     "New certificates: applied, or failed while the one before stayed in use. Only with TLS.",
+);
+pub const PANICS: Family = family(
+    "sluice_panics_total",
+    Kind::Counter,
+    &[],
+    "Mistakes of sluice that ended a call or a piece of work in the background; the log has the place.",
 );
 pub const BUILD_INFO: Family = family("sluice_build_info", Kind::Gauge, &["version"], "Always 1.");
 
@@ -179,7 +201,12 @@ pub const FAMILIES: &[Family] = &[
     STORE_CALLS,
     BREAKER_TRIPS,
     STORE_WELL,
+    CONNECTIONS,
+    CONNECTIONS_CLOSED,
+    CALLS_IN_FLIGHT,
+    CALLS_REFUSED,
     TLS_EXPIRY,
     TLS_RELOADS,
+    PANICS,
     BUILD_INFO,
 ];

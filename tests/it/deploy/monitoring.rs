@@ -198,7 +198,7 @@ impl Prometheus {
         std::net::TcpStream::connect(&self.address).ok()?;
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let form = "application/x-www-form-urlencoded";
-        let answer = http::send(&self.address, "POST", "/api/v1/query", form, &format!("query={encoded}"));
+        let answer = http::send(&self.address, "POST", "/api/v1/query", form, format!("query={encoded}"));
         if answer.status == 503 {
             return None;
         }

@@ -44,6 +44,9 @@ fn without_a_time_the_clock_of_the_server_counts() {
         assert!((before_us..=after_us).contains(&state::decode(&value).unwrap().at_us), "{binary}");
         let calls: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).unwrap();
         assert!(calls.contains("cmdstat_time:calls=3,"), "{binary}: {calls}");
+        let ends_ms: u64 = redis::cmd("PEXPIRETIME").arg("{test}a").query(&mut connection).unwrap();
+        let year_ms = quota.rates()[0].period_us() / 1_000;
+        assert_eq!(ends_ms, (before_us / 1_000 / year_ms + 1) * year_ms, "{binary}: it lives to the end of its window");
     }
 }
 

@@ -110,6 +110,23 @@ pub fn random_request(rng: &mut Rng, counters: &[Counter]) -> Asking {
     Asking { checks, keys }
 }
 
+/// Some requests of a batch follow one that asks the same: of the same counters, or of others. Those are sent as one.
+pub fn random_batch(rng: &mut Rng, counters: &[Counter]) -> Vec<Asking> {
+    let mut batch: Vec<Asking> = Vec::new();
+    for _ in 0..rng.usize(1..=8) {
+        let asking = match (batch.last(), rng.u8(..8)) {
+            (Some(last), 0) => Asking { checks: last.checks.clone(), keys: last.keys.iter().collect() },
+            (Some(last), 1..=2) => {
+                let beside: Vec<String> = last.keys.iter().map(|key| format!("{key}'")).collect();
+                Asking { checks: last.checks.clone(), keys: beside.iter().map(String::as_str).collect() }
+            }
+            _ => random_request(rng, counters),
+        };
+        batch.push(asking);
+    }
+    batch
+}
+
 /// Still, forwards, backwards, and far both ways.
 pub fn random_time(rng: &mut Rng, now_us: u64, counters: &[Counter], only_forwards: bool) -> u64 {
     let quota = &counters[rng.usize(..counters.len())].quotas[0];

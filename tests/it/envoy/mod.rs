@@ -6,25 +6,13 @@ mod changes;
 mod costs;
 mod faults;
 mod limits;
+#[allow(dead_code, reason = "shared with tests/faults, which uses the rest")]
 mod process;
 mod transports;
-mod upstream;
 
-use std::{fs, path::Path};
-
-use process::Envoy;
+use process::{Envoy, deployed, port};
 
 use crate::harness::{Server, server::Builder};
-
-/// A file of `deploy/envoy/`.
-fn deployed(file: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/envoy").join(file);
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-fn port(address: &str) -> u16 {
-    address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("no port in {address}"))
-}
 
 /// An Envoy and the sluice that it asks.
 struct Edge {

@@ -3,7 +3,11 @@
 
 use std::future::Future;
 
-use tonic::transport::{Channel, Endpoint};
+use bytes::{Buf as _, BufMut as _, Bytes};
+use tonic::{
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    transport::{Channel, Endpoint},
+};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
@@ -45,6 +49,54 @@ pub fn ask(address: &str, request: Request) -> Result<Response, tonic::Status> {
         let mut client = RateLimitServiceClient::new(connect(address).await);
         client.should_rate_limit(request).await.map(tonic::Response::into_inner)
     })
+}
+
+/// Asks with a message of these bytes, whatever they are.
+pub fn ask_bytes(address: &str, message: &[u8]) -> Result<(), tonic::Status> {
+    wait(async {
+        let mut client = tonic::client::Grpc::new(connect(address).await);
+        client.ready().await.expect("is connected");
+        let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit".parse().expect("is a path");
+        let request = tonic::Request::new(Bytes::copy_from_slice(message));
+        client.unary(request, path, RawCodec).await.map(|_: tonic::Response<Bytes>| ())
+    })
+}
+
+/// Bytes as they are.
+struct RawCodec;
+
+impl Codec for RawCodec {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for RawCodec {
+    type Item = Bytes;
+    type Error = tonic::Status;
+
+    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), tonic::Status> {
+        buffer.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for RawCodec {
+    type Item = Bytes;
+    type Error = tonic::Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, tonic::Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
 }
 
 pub fn health(address: &str, service: &str) -> Result<ServingStatus, tonic::Status> {

@@ -36,20 +36,27 @@ pub fn post(address: &str, path: &str, body: &str) -> Response {
     send(address, "POST", path, "application/json", body)
 }
 
-pub fn send(address: &str, method: &str, path: &str, content_type: &str, body: &str) -> Response {
+pub fn send(address: &str, method: &str, path: &str, content_type: &str, body: impl AsRef<[u8]>) -> Response {
     let stream = TcpStream::connect(address).unwrap_or_else(|error| panic!("{address}: {error}"));
     send_over(stream, method, path, &[("content-type", content_type)], body)
 }
 
 /// Over a connection that the caller has made.
-pub fn send_over(mut stream: TcpStream, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Response {
+pub fn send_over(
+    mut stream: TcpStream,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: impl AsRef<[u8]>,
+) -> Response {
+    let body = body.as_ref();
     stream.set_read_timeout(Some(DEADLINE)).expect("a timeout above 0 is accepted");
     let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let length = body.len();
+    let (host, length) = (stream.peer_addr().expect("it is connected"), body.len());
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n"
     );
-    stream.write_all(request.as_bytes()).expect("the request can be sent");
+    stream.write_all(&[request.as_bytes(), body].concat()).expect("the request can be sent");
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap_or_else(|error| panic!("{method} {path}: {error}"));
     parse(&bytes).unwrap_or_else(|| panic!("{method} {path}: not HTTP: {:?}", String::from_utf8_lossy(&bytes)))

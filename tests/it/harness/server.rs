@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
@@ -18,15 +19,25 @@ use super::{
     wait::{DEADLINE, holds_within, wait_until},
 };
 
-/// The binary with nothing of this process's environment but what finding programs needs.
+/// The binary, or the one that `SLUICE_BIN` names, with nothing of this process's environment but what finding programs needs.
 pub fn sluice() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    let built = std::env::var_os("SLUICE_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_sluice").into());
+    let mut command = Command::new(built);
     command.env_clear();
     for name in ["PATH", "HOME"] {
         if let Some(value) = std::env::var_os(name) {
             command.env(name, value);
         }
     }
+    command
+}
+
+/// The binary, which may have so many open files.
+fn limited(files_max: u32) -> Command {
+    let plain = sluice();
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--nofile={files_max}:{files_max}")).arg(plain.get_program()).env_clear();
+    command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command
 }
 
@@ -47,6 +58,7 @@ impl Lines {
 pub struct Builder {
     dir: TempDir,
     env: Vec<(String, String)>,
+    files_max: Option<u32>,
 }
 
 impl Builder {
@@ -60,6 +72,12 @@ impl Builder {
 
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Lets it have so many open files.
+    pub fn limit_files(mut self, max: u32) -> Self {
+        self.files_max = Some(max);
         self
     }
 
@@ -89,7 +107,10 @@ impl Builder {
 
     /// Starts it and does not wait.
     pub fn spawn(self) -> Server {
-        let mut command = sluice();
+        let mut command = match self.files_max {
+            None => sluice(),
+            Some(max) => limited(max),
+        };
         command
             .arg("serve")
             .env("RATE_LIMIT_CONFIG", self.dir.path())
@@ -122,7 +143,7 @@ struct Listeners {
 
 impl Listeners {
     fn parse(line: &str) -> Option<Self> {
-        let line = serde_json::from_str(line).ok()?;
+        let line = serde_json::from_str(line).ok().or_else(|| Self::from_text(line))?;
         if message(&line)? != "serving" {
             return None;
         }
@@ -133,6 +154,14 @@ impl Listeners {
             debug: address("debug")?,
             prometheus: address("prometheus"),
         })
+    }
+
+    /// The line as text, in the form that it has as JSON.
+    fn from_text(line: &str) -> Option<Value> {
+        let (_, fields) = line.split_once(" serving ")?;
+        let fields = fields.split(' ').filter_map(|field| field.split_once('='));
+        let fields = fields.chain([("message", "serving")]).map(|(name, value)| (name.to_owned(), value.into()));
+        Some(Value::Object(fields.collect()))
     }
 }
 
@@ -145,6 +174,14 @@ fn message(line: &Value) -> Option<&str> {
     field(line, "message").or_else(|| line.get("@message"))?.as_str()
 }
 
+/// Of a process: open files, threads, and memory in use in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Footprint {
+    pub files: usize,
+    pub threads: usize,
+    pub memory: usize,
+}
+
 pub struct Server {
     child: Child,
     dir: TempDir,
@@ -155,7 +192,7 @@ pub struct Server {
 
 impl Server {
     pub fn builder() -> Builder {
-        Builder { dir: tempfile::tempdir().expect("there is room for a directory"), env: Vec::new() }
+        Builder { dir: tempfile::tempdir().expect("there is room for a directory"), env: Vec::new(), files_max: None }
     }
 
     /// With one file of rules.
@@ -223,19 +260,43 @@ impl Server {
         self.get_debug("/config").json()
     }
 
+    /// Lets it read its rules now, and waits until it has.
+    #[track_caller]
+    pub fn reload(&self) {
+        let stream = TcpStream::connect(self.debug()).expect("the debug door is open");
+        let answer = http::send_over(stream, "POST", "/reload", &[("x-sluice", "reload")], "");
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+
     /// Waits until it says that its store answers.
     #[track_caller]
     pub fn wait_for_store(&self) {
         wait_until("the store answers", || self.metric("sluice_store_up") == 1.0);
     }
 
-    /// What the system says of the process: open files, and memory in use in bytes.
-    pub fn footprint(&self) -> (usize, usize) {
+    /// What the system says of the process.
+    pub fn footprint(&self) -> Footprint {
         let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
-        let files = fs::read_dir(proc.join("fd")).map_or(0, Iterator::count);
         let status = fs::read_to_string(proc.join("status")).unwrap_or_default();
-        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
-        (files, rss.unwrap_or(0_usize) * 1024)
+        let field = |name: &str| -> usize {
+            let value = status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
+            value.and_then(|value| value.parse().ok()).unwrap_or(0)
+        };
+        let files = fs::read_dir(proc.join("fd")).map_or(0, Iterator::count);
+        Footprint { files, threads: field("Threads:"), memory: field("VmRSS:") * 1024 }
+    }
+
+    /// What everybody on the machine can see of how it was started.
+    pub fn command_line(&self) -> String {
+        let bytes = fs::read(format!("/proc/{}/cmdline", self.child.id())).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).replace('\0', " ")
+    }
+
+    /// From now on it can have no more than this many bytes of its own.
+    pub fn limit_memory(&self, bytes: usize) {
+        let (id, limit) = (self.child.id().to_string(), format!("--data={bytes}"));
+        let status = Command::new("prlimit").args(["--pid", &id, &limit]).status().expect("prlimit runs");
+        assert!(status.success(), "the memory of {id} could not be limited");
     }
 
     pub fn log(&self) -> Vec<String> {
@@ -253,6 +314,20 @@ impl Server {
         });
         assert!(seen, "no log line has all of {parts:?}; the log:\n{}", self.log().join("\n"));
         found.unwrap_or_default()
+    }
+
+    /// Of the process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Stops it where it stands, until it is resumed.
+    pub fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    pub fn resume(&self) {
+        self.signal("CONT");
     }
 
     pub fn hang_up(&self) {

@@ -36,6 +36,8 @@ struct State {
     probe: Option<Said>,
     /// For the login and everything else, if not the usual.
     greeting: Option<String>,
+    /// For TIME, if not the usual.
+    time: Option<String>,
     by_name: usize,
     by_text: usize,
     asking: usize,
@@ -77,6 +79,12 @@ impl Fake {
 
     pub fn answer_next(&self, said: impl IntoIterator<Item = Said>) {
         self.state.lock().unwrap().next.extend(said);
+    }
+
+    /// What its clock shows, in seconds.
+    pub fn show_time(&self, seconds: &str) {
+        let time = format!("*2\r\n${}\r\n{seconds}\r\n$1\r\n0\r\n", seconds.len());
+        self.state.lock().unwrap().time = Some(time);
     }
 
     pub fn answer_probes(&self, said: Option<Said>) {
@@ -144,6 +152,8 @@ fn answer(words: &[Vec<u8>], state: &Mutex<State>) -> Said {
             state.asking += 1;
             ok()
         }
+        b"TIME" if state.time.is_some() => Said::Bytes(state.time.clone().unwrap_or_default()),
+        b"GET" => Said::Bytes("$-1\r\n".to_owned()),
         b"CLUSTER" => Said::Bytes(state.greeting.clone().unwrap_or_default()),
         _ => ok(),
     }

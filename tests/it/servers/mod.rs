@@ -186,6 +186,13 @@ impl Server {
         row.and_then(|row| row.split(',').next()?.parse().ok()).unwrap_or(0)
     }
 
+    /// How often it answered with this error.
+    pub fn errors(&self, name: &str) -> usize {
+        let stats: String = self.run(&["INFO", "errorstats"]);
+        let row = stats.lines().find_map(|line| line.strip_prefix(&format!("errorstat_{name}:count=")));
+        row.and_then(|row| row.trim().parse().ok()).unwrap_or(0)
+    }
+
     /// All keys with the time that they have left.
     pub fn keys(&self) -> Vec<(String, i64)> {
         let mut connection = self.connection();

@@ -1,11 +1,12 @@
-//! Stands between sluice and a server, and can hold back what the server says.
+//! Stands between sluice and a server. It can hold back what the server says, or swallow what both say, and it notes when
+//! connections begin and end.
 
 use std::{
     io::{Read as _, Write as _},
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
     thread,
@@ -14,30 +15,41 @@ use std::{
 
 pub struct Proxy {
     port: u16,
-    server: Arc<Mutex<String>>,
-    delay_us: Arc<AtomicU64>,
+    weather: Arc<Weather>,
+}
+
+struct Weather {
+    server: Mutex<String>,
+    delay_us: AtomicU64,
+    swallows: AtomicBool,
+    connections: Mutex<Vec<Connection>>,
+}
+
+struct Connection {
+    began: Instant,
+    /// When sluice ended it.
+    ended: Option<Instant>,
 }
 
 impl Proxy {
     pub fn start(server: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let delay_us = Arc::new(AtomicU64::new(0));
-        let server = Arc::new(Mutex::new(server.to_owned()));
-        let (leads_to, delay) = (server.clone(), delay_us.clone());
+        let weather = Arc::new(Weather {
+            server: Mutex::new(server.to_owned()),
+            delay_us: AtomicU64::new(0),
+            swallows: AtomicBool::new(false),
+            connections: Mutex::default(),
+        });
+        let shared = weather.clone();
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let address = leads_to.lock().unwrap().clone();
-                let Ok(upstream) = TcpStream::connect(address) else { continue };
-                let _ = client.set_nodelay(true);
-                let (there, back) = (client.try_clone().unwrap(), upstream.try_clone().unwrap());
-                let none = Arc::new(AtomicU64::new(0));
-                thread::spawn(move || pass_on(there, upstream, &none));
-                let delay = delay.clone();
-                thread::spawn(move || pass_on(back, client, &delay));
+                let address = shared.server.lock().unwrap().clone();
+                let Ok(server) = TcpStream::connect(address) else { continue };
+                connect(client, server, &shared);
             }
         });
-        Self { port, server, delay_us }
+        Self { port, weather }
     }
 
     pub fn address(&self) -> String {
@@ -46,24 +58,63 @@ impl Proxy {
 
     /// Connections from now on lead to another server; those that are open stay where they are.
     pub fn lead_to(&self, server: &str) {
-        server.clone_into(&mut self.server.lock().unwrap());
+        server.clone_into(&mut self.weather.server.lock().unwrap());
     }
 
     /// From now on every reply comes so much later.
     pub fn set_delay(&self, delay: Duration) {
-        self.delay_us.store(u64::try_from(delay.as_micros()).unwrap(), Ordering::Relaxed);
+        self.weather.delay_us.store(u64::try_from(delay.as_micros()).unwrap(), Ordering::Relaxed);
+    }
+
+    /// From now on nothing arrives on either side. A connection that has lost something carries nothing any more, even
+    /// when this ends.
+    pub fn swallow(&self, swallows: bool) {
+        self.weather.swallows.store(swallows, Ordering::Relaxed);
+    }
+
+    /// When the last of the connections that had begun before this was ended by sluice, if all of them were.
+    pub fn ended(&self, began_before: Instant) -> Option<Instant> {
+        let connections = self.weather.connections.lock().unwrap();
+        let old = connections.iter().filter(|connection| connection.began < began_before);
+        let ended: Option<Vec<Instant>> = old.map(|connection| connection.ended).collect();
+        ended?.into_iter().max()
     }
 }
 
+fn connect(client: TcpStream, server: TcpStream, weather: &Arc<Weather>) {
+    let _ = client.set_nodelay(true);
+    let number = {
+        let mut connections = weather.connections.lock().unwrap();
+        connections.push(Connection { began: Instant::now(), ended: None });
+        connections.len() - 1
+    };
+    let (there, back) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+    let lost = Arc::new(AtomicBool::new(false));
+    let (its_weather, its_lost) = (weather.clone(), lost.clone());
+    thread::spawn(move || {
+        pass_on(there, server, &its_weather, &its_lost, false);
+        its_weather.connections.lock().unwrap()[number].ended = Some(Instant::now());
+    });
+    let weather = weather.clone();
+    thread::spawn(move || pass_on(back, client, &weather, &lost, true));
+}
+
 /// A thread reads, this one writes when it is time: what comes later does not wait for what came before twice.
-fn pass_on(mut from: TcpStream, mut to: TcpStream, delay_us: &Arc<AtomicU64>) {
+fn pass_on(mut from: TcpStream, mut to: TcpStream, weather: &Arc<Weather>, lost: &Arc<AtomicBool>, is_late: bool) {
     let _ = to.set_nodelay(true);
     let (sender, receiver) = mpsc::channel::<(Instant, Vec<u8>)>();
-    let delay_us = delay_us.clone();
+    let (weather, lost) = (weather.clone(), lost.clone());
     let reader = thread::spawn(move || {
         let mut bytes = [0; 16_384];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
-            let due = Instant::now() + Duration::from_micros(delay_us.load(Ordering::Relaxed));
+            if weather.swallows.load(Ordering::Relaxed) {
+                lost.store(true, Ordering::Relaxed);
+            }
+            if lost.load(Ordering::Relaxed) {
+                continue;
+            }
+            let delay_us = if is_late { weather.delay_us.load(Ordering::Relaxed) } else { 0 };
+            let due = Instant::now() + Duration::from_micros(delay_us);
             if sender.send((due, bytes[..count].to_vec())).is_err() {
                 break;
             }

@@ -61,6 +61,15 @@ impl Sentinels {
             .join(",")
     }
 
+    /// Takes a command from sluice on every sentinel.
+    pub fn forbid(&self, command: &str) {
+        for sentinel in &self.sentinels {
+            let url = format!("redis://127.0.0.1:{}", sentinel.port);
+            let mut connection = redis::Client::open(url).and_then(|client| client.get_connection()).unwrap();
+            redis::cmd("ACL").arg(&["SETUSER", "sluice", &format!("-{command}")]).exec(&mut connection).unwrap();
+        }
+    }
+
     /// Whether any of them calls this one the primary.
     pub fn name(&self, server: &Server) -> bool {
         let port = format!(" port={} ", server.port());

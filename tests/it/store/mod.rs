@@ -3,15 +3,13 @@
 //! Everywhere sluice is a user who may do only what the documentation says, and after every test every key has a TTL.
 
 mod damage;
-mod exactness;
 mod faults;
 mod health;
 mod one_call;
+mod panics;
 mod replies;
 mod secured;
-mod slow;
 mod suite;
-mod switched;
 
 use crate::{
     harness::{

@@ -5,7 +5,7 @@ use super::sluice;
 use crate::{
     harness::{
         Server as Sluice,
-        grpc::{Code, request},
+        grpc::{Code, connect, native, request, wait},
         wait_until,
     },
     servers::fake::{Fake, Said},
@@ -284,4 +284,32 @@ fn a_sick_node_is_dialled_by_one_at_a_time() {
     sluice.wait_for_store();
     assert!(sluice.metric("sluice_store_breaker_trips_total") >= 1.0);
     wait_until("it is asked again", || is_decided(&sluice));
+}
+
+#[test]
+fn a_clock_that_shows_what_none_can_is_a_bad_response() {
+    let fake = Fake::start();
+    let sluice = sluice(RULES, &[("REDIS_URL", &fake.address()), ("REDIS_TIMEOUT", "2s")]);
+    sluice.wait_for_store();
+    let standing = |seconds: &str| {
+        fake.show_time(seconds);
+        let (domain, limit_key) = ("d".to_owned(), "a:1".to_owned());
+        let asked = native::GetBucketStatusRequest { domain, limit_key, entries: Vec::new() };
+        wait(async {
+            let channel = connect(sluice.grpc()).await;
+            native::rate_limiter_service_client::RateLimiterServiceClient::new(channel)
+                .get_bucket_status(asked)
+                .await
+                .map(|_| ())
+        })
+    };
+    standing("1800000000").expect("a time as any other");
+    for seconds in ["18446744073709551615", "9007199255", "-1", "", "soon"] {
+        let status = standing(seconds).expect_err("is no time");
+        assert!(
+            status.code() == tonic::Code::Unavailable && status.message().contains("bad_response"),
+            "{seconds}: {status}"
+        );
+    }
+    assert_eq!(sluice.metric("sluice_panics_total"), 0.0);
 }

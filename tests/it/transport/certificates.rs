@@ -33,6 +33,15 @@ impl Authority {
         self.openssl(&[&signing[..], &["-in", &request, "-out", &certificate, "-extfile", &extensions]].concat());
     }
 
+    /// Signs one that ended years ago.
+    pub fn sign_expired(&self, name: &str, alternative_name: &str) {
+        self.sign(name, alternative_name, 1);
+        let (request, certificate, extensions) = (format!("{name}.csr"), format!("{name}.crt"), format!("{name}.ext"));
+        let signing = ["2020-01-01", "openssl", "x509", "-req", "-CA", "ca.crt", "-CAkey", "ca.key", "-days", "1"];
+        let files = ["-in", &request, "-out", &certificate, "-extfile", &extensions];
+        self.run("faketime", &[&signing[..], &files[..]].concat());
+    }
+
     pub fn path(&self, file: &str) -> PathBuf {
         self.dir.path().join(file)
     }
@@ -49,9 +58,13 @@ impl Authority {
     }
 
     fn openssl(&self, arguments: &[&str]) {
-        let output = Command::new("openssl").args(arguments).current_dir(self.dir.path()).output();
-        let output = output.unwrap_or_else(|error| panic!("openssl: {error}: tests/run installs what tests need"));
-        assert!(output.status.success(), "openssl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        self.run("openssl", arguments);
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) {
+        let output = Command::new(program).args(arguments).current_dir(self.dir.path()).output();
+        let output = output.unwrap_or_else(|error| panic!("{program}: {error}: tests/run installs what tests need"));
+        assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 

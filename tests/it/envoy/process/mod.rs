@@ -1,4 +1,7 @@
-//! Starts Envoy with a bootstrap of `deploy/envoy/` and asks it.
+//! Starts Envoy with a bootstrap of `deploy/envoy/` and asks it. Needs nothing else of these tests, so that others can have an Envoy
+//! too.
+
+mod upstream;
 
 use std::{
     env, fs,
@@ -13,7 +16,6 @@ use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
-use super::{deployed, port, upstream};
 use crate::harness::{
     Server, http,
     wait::{DEADLINE, holds_within},
@@ -23,6 +25,16 @@ use crate::harness::{
 const PATIENCE: &str = "timeout: 10s";
 const WAITS_FOR_ANSWERS: &str = "timeout: 0.25s";
 const WAITS_FOR_HEALTH: &str = "- timeout: 1s";
+
+/// A file of `deploy/envoy/`.
+pub fn deployed(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/envoy").join(file);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+pub fn port(address: &str) -> u16 {
+    address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("no port in {address}"))
+}
 
 /// The program that `tests/run` installs.
 fn binary() -> PathBuf {
@@ -120,6 +132,11 @@ impl Envoy {
         Self::as_deployed(sluice).patient()
     }
 
+    /// Where it takes requests.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port))
+    }
+
     pub fn get(&self, path: &str, headers: &[(&str, &str)]) -> http::Response {
         self.get_from(Ipv4Addr::LOCALHOST, path, headers)
     }
@@ -128,7 +145,7 @@ impl Envoy {
     pub fn get_from(&self, caller: Ipv4Addr, path: &str, headers: &[(&str, &str)]) -> http::Response {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("there are sockets");
         socket.bind(&SocketAddr::from((caller, 0)).into()).expect("loopback has many addresses");
-        let envoy = SocketAddr::from(([127, 0, 0, 1], self.port));
+        let envoy = self.address();
         socket.connect(&envoy.into()).unwrap_or_else(|error| panic!("{envoy}: {error}"));
         http::send_over(TcpStream::from(socket), "GET", path, headers, "")
     }

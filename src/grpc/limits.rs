@@ -1,0 +1,39 @@
+//! What a caller of the gRPC door may use of this process, each with its reason. The README has them in a table.
+
+use std::time::Duration;
+
+/// What gRPC allows unless told otherwise, and the reference with it. It has room for the longest headers that Envoy takes in
+/// sixty descriptors at once.
+pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// Of a call of the native API, which has one descriptor.
+pub const NATIVE_MESSAGE_BYTES_MAX: usize = 256 << 10;
+/// Names and values of the headers of a call, and 32 bytes for each of them. Twice what gRPC calls its soft limit.
+pub const HEADER_LIST_BYTES_MAX: u32 = 16 << 10;
+/// Calls under way on one connection. As many as Envoy has under way to a cluster unless told otherwise; with more it opens
+/// another connection.
+pub const STREAMS_MAX: u32 = 1_024;
+/// Calls on one connection that go on until the caller ends them: health watches, reflection.
+pub const WATCHES_MAX: usize = 16;
+/// What a connection may send before it is read: well beyond what a long way needs, and all that one connection can make us
+/// keep unread.
+pub const WINDOW_BYTES: u32 = 256 << 10;
+/// Of an answer that waits to be sent.
+pub const SEND_BUFFER_BYTES: usize = 64 << 10;
+/// Streams that were opened and reset before we looked. Envoy resets every call that it gives up on, and after a pause of ours
+/// many of these come at once; h2's own default closes the connection with the 21st.
+pub const PENDING_RESETS_MAX: usize = 8_192;
+/// Streams that we had to reset, because the caller broke the protocol or opened too many before it knew how many are allowed.
+pub const REFUSED_STREAMS_MAX: usize = 4_096;
+/// Frames within [`crate::drain::SLICE`] that are no part of a call that is asked: pings, settings, priorities, window updates,
+/// empty data, and streams that were opened without a message. A call makes up for three. A caller that is well has a few.
+pub const NOISE_MAX: u32 = 4_096;
+/// How much of one connection is read before the others get their turn: about a hundred calls.
+pub const READ_BYTES_MAX: usize = 16 << 10;
+
+/// For the TLS handshake and the first bytes of HTTP/2 to arrive.
+pub const OPENING_MAX: Duration = Duration::from_secs(10);
+/// For the first call on a connection. Envoy opens one only when it has a call to make.
+pub const FIRST_CALL_MAX: Duration = Duration::from_secs(60);
+/// How often a silent caller is asked whether it is still there, and how long it may take to say so.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
