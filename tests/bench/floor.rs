@@ -10,10 +10,13 @@ use hyper_util::{
     server::conn::auto,
     service::TowerToHyperService,
 };
-use sluice::grpc::proto::envoy::service::ratelimit::v3::{
-    RateLimitRequest, RateLimitResponse,
-    rate_limit_response::{Code, DescriptorStatus},
-    rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+use sluice::grpc::{
+    limits,
+    proto::envoy::service::ratelimit::v3::{
+        RateLimitRequest, RateLimitResponse,
+        rate_limit_response::{Code, DescriptorStatus},
+        rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+    },
 };
 use tokio::{
     net::TcpListener,
@@ -64,10 +67,13 @@ async fn serve(listener: TcpListener) -> std::io::Result<()> {
             builder
                 .http2()
                 .timer(TokioTimer::new())
-                .max_concurrent_streams(4_096)
-                .max_pending_accept_reset_streams(8_192)
-                .keep_alive_interval(std::time::Duration::from_secs(30))
-                .keep_alive_timeout(std::time::Duration::from_secs(10));
+                .max_concurrent_streams(limits::STREAMS_MAX)
+                .max_pending_accept_reset_streams(limits::PENDING_RESETS_MAX)
+                .initial_connection_window_size(limits::WINDOW_BYTES)
+                .initial_stream_window_size(limits::WINDOW_BYTES)
+                .max_header_list_size(limits::HEADER_LIST_BYTES_MAX)
+                .keep_alive_interval(limits::KEEPALIVE_INTERVAL)
+                .keep_alive_timeout(limits::KEEPALIVE_TIMEOUT);
             builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).await
         });
     }

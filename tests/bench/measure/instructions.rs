@@ -36,6 +36,7 @@ pub struct Width {
 }
 
 pub const WIDTH: Width = Width { connections: "8", streams: "32" };
+const ONE_CONNECTION: Width = Width { connections: "1", streams: "32" };
 
 pub fn per_decision(case: &Case<'_>, width: Width) -> f64 {
     let counts = Counts::new();
@@ -122,10 +123,13 @@ pub fn measure() {
     let table = Table::new("Instructions for one decision", &["server", "instructions", "x floor"]);
     let of_floor = per_decision(&floor, WIDTH);
     table.row(&[floor.name.to_owned(), format!("{of_floor:.0}"), "1.00".to_owned()]);
-    for case in &cases {
-        let count = per_decision(case, WIDTH);
+    let row = |case: &Case<'_>, width| {
+        let count = per_decision(case, width);
         table.row(&[case.name.to_owned(), format!("{count:.0}"), format!("{:.3}", count / of_floor)]);
-    }
+    };
+    cases.iter().for_each(|case| row(case, WIDTH));
+    // Its batches are smaller.
+    row(&case("Redis, 1 rule, one connection", in_redis("1.yaml"), Asked::One, "ok"), ONE_CONNECTION);
 }
 
 /// Of the engine and the embedded store by themselves, by name.

@@ -13,7 +13,7 @@ mod timed;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: tests/bench/run [PART...] [--peer NAME=HOST:PORT]... [--rounds N] [--seconds N]
+const USAGE: &str = "usage: tests/bench/run [PART...] [--peer NAME=HOST:PORT[@PID]]... [--rounds N] [--seconds N]
 
 parts:
   instructions   of the server for one decision, under callgrind, beside the floor
@@ -22,14 +22,33 @@ parts:
   saturation     answers a second, with sluice bench and with h2load
   latency        at a fixed rate, and with four calls under way
   runtimes       one thread pool beside one runtime for each core, with 1, 2, 8 and 64 connections
-Without a part: all of them. --peer adds a server that runs already to the timed parts; it must have a rule for the
-descriptor user=u1 in the domain bench, as tests/bench/rules/1.yaml has.";
+Without a part: all of them. --peer adds a server that runs already to the timed parts; it must have the rules of
+tests/bench/rules/3.yaml, and its CPU is counted if its process is named.";
+
+/// A server of somebody else.
+#[derive(Debug)]
+struct Peer {
+    name: String,
+    address: String,
+    process: Option<u32>,
+}
+
+impl Peer {
+    fn parse(text: &str) -> Option<Self> {
+        let (name, place) = text.split_once('=')?;
+        let (address, process) = match place.split_once('@') {
+            Some((address, process)) => (address, Some(process.parse().ok()?)),
+            None => (place, None),
+        };
+        Some(Self { name: name.to_owned(), address: address.to_owned(), process })
+    }
+}
 
 /// What the command line asks for.
 #[derive(Debug)]
 struct Wishes {
     parts: Vec<String>,
-    peers: Vec<(String, String)>,
+    peers: Vec<Peer>,
     rounds: usize,
     seconds: u64,
     update: bool,
@@ -40,11 +59,7 @@ impl Wishes {
         let mut wishes = Self { parts: Vec::new(), peers: Vec::new(), rounds: 5, seconds: 3, update: false };
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "--peer" => {
-                    let peer = arguments.next()?;
-                    let (name, address) = peer.split_once('=')?;
-                    wishes.peers.push((name.to_owned(), address.to_owned()));
-                }
+                "--peer" => wishes.peers.push(Peer::parse(&arguments.next()?)?),
                 "--rounds" => wishes.rounds = arguments.next()?.parse().ok().filter(|rounds| *rounds > 0)?,
                 "--seconds" => wishes.seconds = arguments.next()?.parse().ok().filter(|seconds| *seconds > 0)?,
                 "--update" => wishes.update = true,

@@ -23,7 +23,8 @@ fn cpu(wishes: &Wishes) {
     let redis = Redis::start();
     let server = |rules| Running::start(Kind::Sluice { rules, redis: Some(redis.port) }, &[]);
     let servers = [
-        ("1 rule, 100k keys", server("1.yaml"), Asked::OneOfMany),
+        ("1 rule per hour, 100k keys", server("hour.yaml"), Asked::OneOfMany),
+        ("1 rule per second, 100k keys", server("1.yaml"), Asked::OneOfMany),
         ("1 rule, 1 key", server("1.yaml"), Asked::One),
         ("bucket, 1 rate", server("bucket.yaml"), Asked::OneOfMany),
         ("bucket, 3 rates", server("3-rates.yaml"), Asked::OneOfMany),

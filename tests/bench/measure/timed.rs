@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::{
-    Wishes,
+    Peer, Wishes,
     load::{self, Asked, number},
     servers::{Kind, Redis, Running},
     table::{Rounds, Table},
@@ -14,18 +14,26 @@ struct Served {
     name: String,
     address: String,
     asked: Asked,
-    /// Its processes, whose CPU is counted; none for a peer, which may be anywhere.
-    server: Option<Running>,
+    /// Whose CPU is counted; not known of a peer that may be anywhere.
+    process: Option<u32>,
+    /// Ends with this.
+    _server: Option<Running>,
 }
 
 impl Served {
     fn own(name: &str, kind: Kind<'_>, asked: Asked, env: &[(&str, &str)]) -> Self {
         let server = Running::start(kind, env);
-        Self { name: name.to_owned(), address: server.address.clone(), asked, server: Some(server) }
+        let (address, process) = (server.address.clone(), Some(server.id()));
+        Self { name: name.to_owned(), address, asked, process, _server: Some(server) }
+    }
+
+    fn of_peer(peer: &Peer, name: &str, asked: Asked) -> Self {
+        let name = format!("{}, {name}", peer.name);
+        Self { name, address: peer.address.clone(), asked, process: peer.process, _server: None }
     }
 
     fn cpu_us(&self) -> f64 {
-        self.server.as_ref().map_or(0.0, |server| cpu_us(server.id()))
+        self.process.map_or(f64::NAN, cpu_us)
     }
 }
 
@@ -52,13 +60,10 @@ fn all(wishes: &Wishes, redis: &Redis) -> Vec<Served> {
         Served::own("sluice Redis, 1 rule of 3 rates", in_redis("3-rates.yaml"), Asked::One, &[]),
         Served::own("sluice Redis, refused", in_redis("refused.yaml"), Asked::One, &[]),
     ];
-    let peer = |(name, address): &(String, String)| Served {
-        name: name.clone(),
-        address: address.clone(),
-        asked: Asked::One,
-        server: None,
-    };
-    all.extend(wishes.peers.iter().map(peer));
+    let asked = [("1 rule", Asked::One), ("1 rule, 100k keys", Asked::OneOfMany), ("3 rules", Asked::Three)];
+    for peer in &wishes.peers {
+        all.extend(asked.map(|(name, asked)| Served::of_peer(peer, name, asked)));
+    }
     all
 }
 
@@ -82,6 +87,8 @@ struct Saturated {
     cpu_us: f64,
     p50_us: f64,
     p99_us: f64,
+    /// The share of answers that a failure policy gave.
+    degraded: f64,
 }
 
 fn saturate(served: &Served, seconds: u64, connections: &str, streams: &str) -> Saturated {
@@ -94,6 +101,7 @@ fn saturate(served: &Served, seconds: u64, connections: &str, streams: &str) -> 
         cpu_us: (served.cpu_us() - cpu) / number(&report, "/answers"),
         p50_us: number(&report, "/latency_us/p50"),
         p99_us: number(&report, "/latency_us/p99"),
+        degraded: number(&report, "/degraded") / number(&report, "/answers"),
     }
 }
 
@@ -101,7 +109,7 @@ pub fn saturation(wishes: &Wishes) {
     let redis = Redis::start();
     let all = all(wishes, &redis);
     let rounds = in_turns(wishes, &all, |served| saturate(served, wishes.seconds, "8", "32"));
-    let columns = ["server", "answers/s", "spread", "server CPU us, median", "least", "p50 ms", "p99 ms"];
+    let columns = ["server", "answers/s", "spread", "server CPU us, median", "least", "p50 ms", "p99 ms", "by policy"];
     let table = Table::new("Saturation, sluice bench, 8 connections x 32 streams", &columns);
     for (served, rounds) in all.iter().zip(&rounds) {
         let (rate, cpu) = (column(rounds, |it| it.rate), column(rounds, |it| it.cpu_us));
@@ -113,6 +121,7 @@ pub fn saturation(wishes: &Wishes) {
             format!("{:.1}", cpu.least()),
             format!("{:.2}", column(rounds, |it| it.p50_us).median() / 1_000.0),
             format!("{:.2}", column(rounds, |it| it.p99_us).median() / 1_000.0),
+            format!("{:.3} %", 100.0 * column(rounds, |it| it.degraded).median()),
         ]);
     }
     // h2load sends one constant body.

@@ -1,0 +1,145 @@
+//! The paper of one row: what was measured beside what is promised, one line for each figure, as a Markdown table.
+
+use std::{
+    cell::{Cell, RefCell},
+    fmt::Display,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    harness::load::{Call, Load},
+    history,
+    oracle::{self, Line},
+};
+
+/// How often a row that takes long says that it is still at it.
+const REMIND: Duration = Duration::from_secs(15);
+
+pub const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub struct Sheet {
+    name: &'static str,
+    full: bool,
+    began: Instant,
+    holds: Cell<bool>,
+    /// Shown when the row is done, because others may run beside it.
+    table: RefCell<String>,
+}
+
+impl Sheet {
+    pub fn open(name: &'static str, fault: &str, full: bool) -> Self {
+        let table = format!("\n{name}: {fault}\n\n| fault | figure | measured | bound | |\n|---|---|---|---|---|\n");
+        Self { name, full, began: Instant::now(), holds: Cell::new(true), table: RefCell::new(table) }
+    }
+
+    /// So long in the full form, so long in the short one, in seconds.
+    pub fn span(&self, full: f64, short: f64) -> Duration {
+        Duration::from_secs_f64(if self.full { full } else { short })
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.full
+    }
+
+    /// Of the store: as it is by default, and in the short form what that is on a busy machine.
+    pub fn timeout(&self) -> (&'static str, &'static str) {
+        ("REDIS_TIMEOUT", if self.full { "10ms" } else { "50ms" })
+    }
+
+    /// Says what happens now.
+    pub fn step(&self, what: &str) {
+        eprintln!("{:>12} {:>6.1} s  {what}", self.name, self.began.elapsed().as_secs_f64());
+    }
+
+    /// Lets the load run for a while.
+    pub fn run(&self, load: &Load, span: Duration) {
+        let end = Instant::now() + span;
+        loop {
+            let next = Instant::now() + REMIND;
+            load.run_until(next.min(end));
+            if next >= end {
+                return;
+            }
+            self.step(&format!("{} s to go", end.saturating_duration_since(Instant::now()).as_secs()));
+        }
+    }
+
+    /// Ends a load and writes what it was answered: to `target/faults/ROW-PART.jsonl`.
+    pub fn record(&self, load: Load, part: &str) -> Vec<Call> {
+        let calls = load.stop();
+        history::write(&self.history(part), &calls);
+        calls
+    }
+
+    /// What was recorded, for the oracle.
+    pub fn recorded(&self, part: &str) -> Vec<Line> {
+        oracle::read(&self.history(part))
+    }
+
+    fn history(&self, part: &str) -> PathBuf {
+        history::path(&format!("{}-{part}", self.name))
+    }
+
+    /// A time. It is judged only where nothing else wants the machine.
+    pub fn at_most(&self, fault: &str, figure: &str, measured: Duration, bound: Duration) {
+        let holds = measured <= bound;
+        let mark = match (holds, self.full) {
+            (true, _) => "ok",
+            (false, true) => "BROKEN",
+            (false, false) => "slow here",
+        };
+        self.line(fault, figure, &shown(measured), &format!("<= {}", shown(bound)), mark);
+        self.holds.set(self.holds.get() && (holds || !self.full));
+    }
+
+    /// How many of something there were.
+    pub fn count(&self, fault: &str, figure: &str, measured: usize, at_most: usize) {
+        self.judge(fault, figure, &measured, &format!("<= {at_most}"), measured <= at_most);
+    }
+
+    /// Anything else that holds or does not, on any machine.
+    pub fn judge(&self, fault: &str, figure: &str, measured: &impl Display, bound: &str, holds: bool) {
+        self.line(fault, figure, &measured.to_string(), bound, if holds { "ok" } else { "BROKEN" });
+        self.holds.set(self.holds.get() && holds);
+    }
+
+    /// What holds where nothing else wants the machine, and is no time.
+    pub fn judge_in_full(&self, fault: &str, figure: &str, measured: &impl Display, bound: &str, holds: bool) {
+        let mark = match (holds, self.full) {
+            (true, _) => "ok",
+            (false, true) => "BROKEN",
+            (false, false) => "not judged",
+        };
+        self.line(fault, figure, &measured.to_string(), bound, mark);
+        self.holds.set(self.holds.get() && (holds || !self.full));
+    }
+
+    fn line(&self, fault: &str, figure: &str, measured: &str, bound: &str, mark: &str) {
+        let line = format!("| {fault} | {figure} | {measured} | {bound} | {mark} |\n");
+        self.table.borrow_mut().push_str(&line);
+    }
+
+    pub fn panicked(&self) {
+        self.judge(self.name, "ran to its end", &"no: see the panic above", "yes", false);
+    }
+
+    /// Whether all that is judged holds.
+    pub fn close(self) -> bool {
+        self.step("done");
+        println!("{}", self.table.take().trim_end());
+        self.holds.get()
+    }
+}
+
+/// With three digits that mean something.
+pub fn shown(time: Duration) -> String {
+    let ms = time.as_secs_f64() * 1_000.0;
+    match ms {
+        ..10.0 => format!("{ms:.2} ms"),
+        ..1_000.0 => format!("{ms:.0} ms"),
+        _ => format!("{:.2} s", ms / 1_000.0),
+    }
+}
