@@ -21,7 +21,7 @@ use crate::{
     drain::InFlight,
     grpc::{
         convert::{HeaderNames, Presentation},
-        limits::NATIVE_MESSAGE_BYTES_MAX,
+        limits::{NATIVE_MESSAGE_BYTES_MAX, SMALL_MESSAGE_BYTES_MAX},
         listen::{Listener, bind_tcp},
         native::NativeDoor,
         proto::{
@@ -262,8 +262,10 @@ fn services(
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let v1 = reflection().build_v1().context("reflection")?;
-    let v1alpha = reflection().build_v1alpha().context("reflection")?;
+    let v1 = reflection().build_v1().context("reflection")?.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
+    let v1alpha =
+        reflection().build_v1alpha().context("reflection")?.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
+    let health = health.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
     Ok(Services::new(door, Routes::new(native).add_service(health).add_service(v1).add_service(v1alpha)))
 }
 
@@ -348,6 +350,7 @@ async fn upkeep(limiter: Arc<Limiter>, in_flight: Arc<InFlight>, stop: Cancellat
         while stop.run_until_cancelled(beat.tick()).await.is_some() {
             limiter.metrics().calls_in_flight.set(in_flight.calls() as f64);
             limiter.metrics().calls_refused.absolute(in_flight.refused());
+            limiter.metrics().calls_given_up.absolute(in_flight.given_up());
             if let Store::Memory(store) = limiter.store() {
                 store.sweep(SWEPT_PER_UPKEEP);
             }

@@ -19,7 +19,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use crate::telemetry::metrics::DoorMetrics;
+use crate::{drain::Calls, telemetry::metrics::DoorMetrics};
 
 /// After an error that the next attempt would have, too, such as no file descriptors being left. At first, and at most.
 const PAUSE_FIRST: Duration = Duration::from_millis(10);
@@ -28,6 +28,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 const LEAVING_MAX: Duration = Duration::from_millis(100);
 /// How often the log tells the same thing again.
 const REMIND: Duration = Duration::from_secs(30);
+/// Floods that are left unread before they are ended, so that who makes them has to wait. Each keeps its state meanwhile.
+const HELD_MAX: usize = 64;
 /// File descriptors that are for other things than connections: stores, rules, certificates.
 const DESCRIPTORS_KEPT: usize = 100;
 
@@ -82,6 +84,7 @@ struct Door {
     max: usize,
     open: AtomicUsize,
     idle: AtomicUsize,
+    held: AtomicUsize,
     /// A connection has ended.
     left: Notify,
     metrics: DoorMetrics,
@@ -94,8 +97,8 @@ pub struct Guest(Connections);
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        let open = self.0.0.open.fetch_sub(1, Relaxed) - 1;
-        self.0.0.metrics.set_open(open);
+        self.0.0.open.fetch_sub(1, Relaxed);
+        self.0.0.metrics.left();
         self.0.0.left.notify_one();
     }
 }
@@ -110,12 +113,22 @@ impl Drop for Idle {
     }
 }
 
+/// A flood that is left unread, until this is dropped.
+#[derive(Debug)]
+pub struct Held(Connections);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.0.held.fetch_sub(1, Relaxed);
+    }
+}
+
 impl Connections {
     #[must_use]
     pub fn new(max: usize, metrics: DoorMetrics) -> Self {
         let told = std::array::from_fn(|_| Seldom::default());
-        let (open, idle) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self(Arc::new(Door { max, open, idle, left: Notify::new(), metrics, told }))
+        let [open, idle, held] = std::array::from_fn(|_| AtomicUsize::new(0));
+        Self(Arc::new(Door { max, open, idle, held, left: Notify::new(), metrics, told }))
     }
 
     /// Waits until there is room for one more, for which the oldest newcomer makes way. False if there is none.
@@ -136,8 +149,8 @@ impl Connections {
 
     #[must_use]
     pub fn enter(&self) -> Guest {
-        let open = self.0.open.fetch_add(1, Relaxed) + 1;
-        self.0.metrics.set_open(open);
+        self.0.open.fetch_add(1, Relaxed);
+        self.0.metrics.entered();
         Guest(self.clone())
     }
 
@@ -151,6 +164,13 @@ impl Connections {
     #[must_use]
     pub fn idle(&self) -> usize {
         self.0.idle.load(Relaxed)
+    }
+
+    /// Lets a flood be left unread. `None` if there are many already.
+    #[must_use]
+    pub fn hold(&self) -> Option<Held> {
+        let held = Held(self.clone());
+        (self.0.held.fetch_add(1, Relaxed) < HELD_MAX).then_some(held)
     }
 
     /// A connection was closed from this side: counts it, and says so now and then.
@@ -178,27 +198,81 @@ pub fn possible_for_grpc() -> Option<usize> {
     possible().map(|possible| (possible * 3 / 4).max(1))
 }
 
-/// Connections that have said nothing yet, the oldest first.
-#[derive(Debug, Default)]
-pub struct Newcomers(VecDeque<oneshot::Sender<()>>);
+/// Which connections do not have to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stays {
+    /// Those that have asked something: their callers are well, and would lose what they ask next.
+    OnceAsked,
+    /// Those that wait for an answer: callers who find an idle connection closed open another one.
+    WhileAsking,
+}
+
+/// Connections that have to make room if there is none, the oldest first.
+#[derive(Debug)]
+pub struct Newcomers {
+    stays: Stays,
+    queue: VecDeque<Newcomer>,
+}
+
+#[derive(Debug)]
+struct Newcomer {
+    leave: oneshot::Sender<()>,
+    calls: Calls,
+}
+
+/// What a newcomer knows of its leaving.
+#[derive(Debug)]
+pub struct Leave {
+    stays: Stays,
+    told: oneshot::Receiver<()>,
+}
+
+impl Leave {
+    /// Until the connection with these calls has to make room: never, if it stays by then.
+    pub async fn wanted(&mut self, calls: &Calls) {
+        if (&mut self.told).await.is_err() || self.stays.is_so(calls) {
+            std::future::pending().await
+        }
+    }
+}
+
+impl Stays {
+    fn is_so(self, calls: &Calls) -> bool {
+        match self {
+            Self::OnceAsked => calls.begun() > 0,
+            Self::WhileAsking => calls.are_open(),
+        }
+    }
+}
 
 impl Newcomers {
-    /// What resolves when a newcomer has to make room. It is one until this is dropped.
-    pub fn add(&mut self) -> oneshot::Receiver<()> {
+    #[must_use]
+    pub fn new(stays: Stays) -> Self {
+        Self { stays, queue: VecDeque::new() }
+    }
+
+    /// A connection with these calls, which is a newcomer until this is dropped.
+    pub fn add(&mut self, calls: Calls) -> Leave {
         // Those that have gone, or are none any more, are left out before the queue grows.
-        if self.0.len() == self.0.capacity() {
-            self.0.retain(|newcomer| !newcomer.is_closed());
+        if self.queue.len() == self.queue.capacity() {
+            let for_ever = self.stays == Stays::OnceAsked;
+            self.queue.retain(|one| !one.leave.is_closed() && !(for_ever && self.stays.is_so(&one.calls)));
         }
         let (leave, told) = oneshot::channel();
-        self.0.push_back(leave);
-        told
+        self.queue.push_back(Newcomer { leave, calls });
+        Leave { stays: self.stays, told }
     }
 
     /// Lets the oldest make room. False if there is none.
     pub fn oldest_leaves(&mut self) -> bool {
-        while let Some(newcomer) = self.0.pop_front() {
-            if newcomer.send(()).is_ok() {
-                return true;
+        for _ in 0..self.queue.len() {
+            let Some(newcomer) = self.queue.pop_front() else { break };
+            if !self.stays.is_so(&newcomer.calls) {
+                if newcomer.leave.send(()).is_ok() {
+                    return true;
+                }
+            } else if self.stays == Stays::WhileAsking && !newcomer.leave.is_closed() {
+                self.queue.push_back(newcomer);
             }
         }
         false
@@ -256,29 +330,61 @@ impl Seldom {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::Metrics;
+    use crate::{drain::InFlight, telemetry::metrics::Metrics};
+
+    fn calls() -> Calls {
+        Calls::new(InFlight::new(u64::MAX))
+    }
 
     #[test]
-    fn the_oldest_of_those_who_have_said_nothing_makes_room() {
-        let mut newcomers = Newcomers::default();
-        let (gone, mut first, mut second) = (newcomers.add(), newcomers.add(), newcomers.add());
+    fn the_oldest_of_those_who_have_asked_nothing_makes_room() {
+        let mut newcomers = Newcomers::new(Stays::OnceAsked);
+        let asked = calls();
+        let (gone, mut asks) = (newcomers.add(calls()), newcomers.add(asked.clone()));
+        let (mut first, mut second) = (newcomers.add(calls()), newcomers.add(calls()));
         drop(gone);
+        drop(asked.begin());
         assert!(newcomers.oldest_leaves());
-        assert!(first.try_recv().is_ok());
-        assert!(second.try_recv().is_err());
+        assert!(asks.told.try_recv().is_err(), "who has asked stays");
+        assert!(first.told.try_recv().is_ok());
+        assert!(second.told.try_recv().is_err());
         drop(second);
         assert!(!newcomers.oldest_leaves());
+    }
+
+    #[test]
+    fn where_only_those_who_wait_for_an_answer_stay_the_others_make_room_whatever_they_have_asked() {
+        let mut newcomers = Newcomers::new(Stays::WhileAsking);
+        let (busy, idle) = (calls(), calls());
+        let (_asks, mut asked) = (newcomers.add(busy.clone()), newcomers.add(idle.clone()));
+        let call = busy.begin();
+        drop(idle.begin());
+        assert!(newcomers.oldest_leaves());
+        assert!(asked.told.try_recv().is_ok());
+        assert!(!newcomers.oldest_leaves());
+        drop(call);
+        assert!(newcomers.oldest_leaves(), "it is idle now");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_when_it_is_told_to_leave_stays() {
+        let mut newcomers = Newcomers::new(Stays::OnceAsked);
+        let calls = calls();
+        let mut leave = newcomers.add(calls.clone());
+        assert!(newcomers.oldest_leaves());
+        drop(calls.begin());
+        assert!(timeout(REMIND, leave.wanted(&calls)).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_full_door_lets_one_in_for_the_oldest_newcomer_and_nobody_for_those_who_have_asked() {
         let door = Connections::new(2, Metrics::new().door("grpc"));
-        let mut newcomers = Newcomers::default();
+        let mut newcomers = Newcomers::new(Stays::OnceAsked);
         let (asked, waiting) = (door.enter(), door.enter());
         // This one asks at the moment when it is told to leave, and the next one takes its time to go.
-        let (_stays, leave) = (newcomers.add(), newcomers.add());
+        let (_stays, mut leave) = (newcomers.add(calls()), newcomers.add(calls()));
         tokio::spawn(async move {
-            let _ = leave.await;
+            leave.wanted(&calls()).await;
             drop(waiting);
         });
         assert!(door.has_room(&mut newcomers).await);
@@ -290,12 +396,16 @@ mod tests {
 
     #[test]
     fn newcomers_that_are_none_any_more_are_not_kept() {
-        let mut newcomers = Newcomers::default();
-        let _stays = newcomers.add();
+        let mut newcomers = Newcomers::new(Stays::OnceAsked);
+        let _stays = newcomers.add(calls());
+        let mut asked = Vec::new();
         for _ in 0..10_000 {
-            drop(newcomers.add());
+            let calls = calls();
+            asked.push(newcomers.add(calls.clone()));
+            drop(calls.begin());
+            drop(newcomers.add(calls));
         }
-        assert!(newcomers.0.capacity() < 100, "{}", newcomers.0.capacity());
+        assert!(newcomers.queue.capacity() < 100, "{}", newcomers.queue.capacity());
     }
 
     #[tokio::test(start_paused = true)]

@@ -18,7 +18,10 @@ use std::{
 use futures_util::TryFutureExt as _;
 use http::Response;
 use hyper::body::{Body, Frame, SizeHint};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, sleep},
+};
 
 /// How long a connection that was asked to end may stay without a call. A caller that is well ends it within a round trip.
 pub const LINGER: Duration = Duration::from_secs(1);
@@ -36,10 +39,14 @@ const AGELESS: usize = SLICES;
 /// Calls that a connection may have under way even though all connections together have too many, so that nobody is shut out by
 /// somebody else.
 pub const CALLS_SHARE: u64 = 64;
+/// When there are so many times too many, because there are as many connections, each has one.
+const CALLS_FAR_TOO_MANY: u64 = 4;
 /// What all connections together may have sent of large requests that are not complete.
 pub const UNFINISHED_BYTES_MAX: usize = 32 << 20;
 /// What one of them may have. One message of the largest size, and some.
 pub const UNFINISHED_BYTES_SHARE: usize = 5 << 20;
+/// What each may have whatever the others have, so that nobody with long headers is shut out by somebody else.
+pub const UNFINISHED_BYTES_OWN: usize = 64 << 10;
 
 /// A request of this size takes no room.
 const FREE_BYTES: usize = 4 << 10;
@@ -51,6 +58,7 @@ pub struct InFlight {
     calls: AtomicU64,
     unfinished_bytes: AtomicUsize,
     refused: AtomicU64,
+    given_up: AtomicU64,
 }
 
 impl InFlight {
@@ -61,7 +69,13 @@ impl InFlight {
             calls: AtomicU64::new(0),
             unfinished_bytes: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
+            given_up: AtomicU64::new(0),
         })
+    }
+
+    /// Calls that each connection may have under way when there are so many in all.
+    fn share(&self, calls: u64) -> u64 {
+        if calls < self.calls_max.saturating_mul(CALLS_FAR_TOO_MANY) { CALLS_SHARE } else { 1 }
     }
 
     /// Calls that are being answered.
@@ -81,6 +95,12 @@ impl InFlight {
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
+
+    /// Calls whose callers had gone before there was an answer.
+    #[must_use]
+    pub fn given_up(&self) -> u64 {
+        self.given_up.load(Relaxed)
+    }
 }
 
 /// The calls of one connection.
@@ -92,6 +112,7 @@ struct Counts {
     all: Arc<InFlight>,
     begun: AtomicU64,
     ended: AtomicU64,
+    asked: AtomicU64,
     /// Which of `open` counts the calls that begin now.
     slice: AtomicUsize,
     open: [AtomicUsize; SLICES + 1],
@@ -103,6 +124,16 @@ struct Counts {
 pub struct Call {
     calls: Calls,
     slice: usize,
+    answered: bool,
+    /// Of something that there is little of.
+    room: Option<OwnedSemaphorePermit>,
+}
+
+impl Call {
+    /// Keeps something for as long as it lasts.
+    pub fn hold(&mut self, room: OwnedSemaphorePermit) {
+        self.room = Some(room);
+    }
 }
 
 impl Drop for Call {
@@ -112,6 +143,9 @@ impl Drop for Call {
         if self.slice != AGELESS {
             counts.all.calls.fetch_sub(1, Relaxed);
             counts.ended.fetch_add(1, Relaxed);
+        }
+        if !self.answered {
+            counts.all.given_up.fetch_add(1, Relaxed);
         }
     }
 }
@@ -123,6 +157,7 @@ impl Calls {
             all,
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
             slice: AtomicUsize::new(0),
             open: Default::default(),
             unfinished_bytes: AtomicUsize::new(0),
@@ -134,15 +169,17 @@ impl Calls {
     pub fn begin(&self) -> Option<Call> {
         let counts = &*self.0;
         let others = counts.all.calls.fetch_add(1, Relaxed);
-        if others >= counts.all.calls_max && self.under_way() >= CALLS_SHARE {
+        if others >= counts.all.calls_max && self.under_way() >= counts.all.share(others) {
             counts.all.calls.fetch_sub(1, Relaxed);
             counts.all.refused.fetch_add(1, Relaxed);
+            // It is not the caller's fault that nobody reads its message.
+            self.note_asked();
             return None;
         }
         counts.begun.fetch_add(1, Relaxed);
         let slice = counts.slice.load(Relaxed);
         counts.open[slice].fetch_add(1, Relaxed);
-        Some(Call { calls: self.clone(), slice })
+        Some(Call { calls: self.clone(), slice, answered: false, room: None })
     }
 
     /// A call that ends when its caller wants, and that nobody waits for. `None` if there are `max` already.
@@ -157,7 +194,18 @@ impl Calls {
         // Begun, and ended as far as anybody waits for it.
         self.0.begun.fetch_add(1, Relaxed);
         self.0.ended.fetch_add(1, Relaxed);
-        Some(Call { calls: self.clone(), slice: AGELESS })
+        Some(Call { calls: self.clone(), slice: AGELESS, answered: false, room: None })
+    }
+
+    /// The message of a call is complete.
+    pub fn note_asked(&self) {
+        self.0.asked.fetch_add(1, Relaxed);
+    }
+
+    /// How many calls had a message.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        self.0.asked.load(Relaxed)
     }
 
     fn under_way(&self) -> u64 {
@@ -214,6 +262,12 @@ impl Room {
         Self { calls, taken: 0 }
     }
 
+    /// Those of the connection.
+    #[must_use]
+    pub fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
     /// Takes what a request of so many bytes needs. False if there is not as much.
     #[must_use]
     pub fn grow(&mut self, bytes: usize) -> bool {
@@ -225,7 +279,7 @@ impl Room {
         let own = counts.unfinished_bytes.fetch_add(more, relaxed) + more;
         let all = counts.all.unfinished_bytes.fetch_add(more, relaxed) + more;
         self.taken += more;
-        if own <= UNFINISHED_BYTES_SHARE && all <= UNFINISHED_BYTES_MAX {
+        if own <= UNFINISHED_BYTES_OWN || own <= UNFINISHED_BYTES_SHARE && all <= UNFINISHED_BYTES_MAX {
             return true;
         }
         counts.all.refused.fetch_add(1, relaxed);
@@ -244,10 +298,13 @@ impl Drop for Room {
 
 /// Lets one request be answered. A call lasts until the last byte of the answer is given away.
 pub fn answer<Out>(
-    call: Call,
+    mut call: Call,
     answering: impl Future<Output = Result<Response<Out>, Infallible>>,
 ) -> impl Future<Output = Result<Response<Counted<Out>>, Infallible>> {
-    answering.map_ok(|response| response.map(|body| Counted { body, _call: Some(call) }))
+    answering.map_ok(move |response| {
+        call.answered = true;
+        response.map(|body| Counted { body, _call: Some(call) })
+    })
 }
 
 /// The body of an answer, and with it the call that it ends.
@@ -353,6 +410,27 @@ mod tests {
     }
 
     #[test]
+    fn with_far_too_many_calls_in_all_each_connection_keeps_one() {
+        let all = InFlight::new(100);
+        let crowd: Vec<Calls> = (0..10).map(|_| Calls::new(all.clone())).collect();
+        let held: Vec<_> = crowd.iter().flat_map(|calls| std::iter::from_fn(|| calls.begin())).collect();
+        assert!(held.len() < 100 * 5, "{} calls", held.len());
+        let late = Calls::new(all.clone());
+        let call = late.begin();
+        assert!(call.is_some() && late.begin().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_call_that_was_dropped_before_its_answer_was_given_up() {
+        let calls = calls();
+        let answered = answer(calls.begin().unwrap(), async { Ok(Response::new(())) }).await;
+        drop(answered);
+        assert_eq!(calls.0.all.given_up(), 0);
+        drop(answer(calls.begin().unwrap(), std::future::pending::<Result<Response<()>, _>>()));
+        assert_eq!(calls.0.all.given_up(), 1);
+    }
+
+    #[test]
     fn unfinished_requests_of_one_connection_and_of_all_are_bounded_in_bytes() {
         let all = InFlight::new(1);
         let rooms = |count: usize| (0..count).map(|_| Room::new(Calls::new(all.clone()))).collect::<Vec<_>>();
@@ -368,7 +446,9 @@ mod tests {
         let mut late = rooms(1).remove(0);
         assert!(!late.grow(most), "beyond what there is for all");
         assert_eq!(all.refused(), 2);
-        drop((first, others, late));
+        let mut small = rooms(1).remove(0);
+        assert!(small.grow(FREE_BYTES + UNFINISHED_BYTES_OWN), "everybody has some");
+        drop((first, others, late, small));
         assert_eq!(all.unfinished_bytes.load(Relaxed), 0);
     }
 }

@@ -1,14 +1,26 @@
-//! Watches what a connection sends, frame by frame, so that one connection takes no more than its turn and one that sends
-//! frames for their own sake is ended.
+//! Watches what a connection sends, frame by frame, so that one connection takes no more than its turn, and one that sends
+//! frames for their own sake is slowed down and then ended.
 //!
 //! h2 bounds what a frame can make it keep, but not how many it answers: pings, settings, window updates and streams that are
-//! opened and reset cost the sender nothing and us a little each. Here they are noise, of which a connection may make so
-//! much in a while. A reset is not: Envoy resets every call that it gives up on, and all of them when a store is slow. What tells
-//! its calls from a flood is that each came with a message.
+//! opened and reset cost the sender nothing and us a little each. So every frame spends from an allowance, and a call that was
+//! asked in full earns one. It earns more than it takes on the wire, because Envoy resets every call that it gives up on; and
+//! when we stand still for a moment it even opens calls whose messages our window does not let through any more, and resets
+//! those, which looks just like a flood. What tells it from one is all that it has asked before.
+//!
+//! ```text
+//! everybody         4096 in each slice of time
+//! a call            earns 8, spends 2: its head, its message; and 1 for its reset
+//! Envoy, 5000/s     earns 25000 a second, up to 262144: enough for a stop of 26 s, in which it gives up on everything
+//! a flood of pings  earns nothing: slowed down after 2048 frames, ended after 4096
+//! ```
+//!
+//! A flood is not ended at once: its connection is left unread for a moment, as long as there are not many like it. Who sends
+//! as much as it can then waits in its own system, instead of coming back right away.
 //!
 //! Knows the nine bytes before each frame and nothing else of HTTP/2.
 
 use std::{
+    future::Future as _,
     io::{self, IoSlice},
     pin::Pin,
     sync::{
@@ -18,25 +30,43 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
 
-use super::limits::{NOISE_MAX, READ_BYTES_MAX};
+use super::limits::{
+    ALLOWANCE, ALLOWANCE_MAX, CALL_EARNS, FLOOD_HELD, NOISY_PAUSE, NOISY_READ_BYTES_MAX, READ_BYTES_MAX, SETTINGS_COST,
+};
+use crate::{
+    connections::{Connections, Held},
+    drain::Calls,
+};
 
 const HEAD_BYTES: usize = 9;
-const DATA: u8 = 0;
-const RESET: u8 = 3;
-/// What a call is allowed beside itself.
-const NOISE_OF_A_CALL: u32 = 3;
+const SETTINGS: u8 = 4;
+const ACK: u8 = 1;
+
+/// What a connection has left of its allowance when it is slowed down.
+const NOISY: i64 = ALLOWANCE / 2;
 
 /// How much of a connection may be read now. Shared by the stream and whoever runs the connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Turn {
     left: AtomicUsize,
     slice: AtomicUsize,
     flooded: AtomicBool,
+    calls: Calls,
+    connections: Connections,
 }
 
 impl Turn {
+    #[must_use]
+    pub fn new(calls: Calls, connections: Connections) -> Arc<Self> {
+        let (left, slice, flooded) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { left, slice, flooded, calls, connections })
+    }
+
     /// The connection is run: it may read again.
     pub fn begin(&self) {
         self.left.store(READ_BYTES_MAX, Relaxed);
@@ -47,8 +77,8 @@ impl Turn {
         self.flooded.load(Relaxed)
     }
 
-    /// A slice of time is over: noise is counted anew.
-    pub fn forget_noise(&self) {
+    /// A slice of time is over: everybody is given an allowance anew.
+    pub fn next_slice(&self) {
         self.slice.fetch_add(1, Relaxed);
     }
 }
@@ -59,24 +89,54 @@ pub struct Frames<S> {
     stream: S,
     turn: Arc<Turn>,
     count: Count,
+    /// Nothing is read until then.
+    pause: Option<Pin<Box<Sleep>>>,
+    /// A flood that is left unread.
+    held: Option<Held>,
 }
 
 impl<S> Frames<S> {
     /// Of the bytes that come, so many stand before the first frame.
     pub fn new(stream: S, before: usize, turn: Arc<Turn>) -> Self {
-        Self { stream, turn, count: Count { pass: before, ..Count::default() } }
+        Self { stream, turn, count: Count { pass: before, ..Count::default() }, pause: None, held: None }
+    }
+
+    /// Settles what was spent with what was earned since. Says how much may be read now.
+    fn settle(&mut self) -> io::Result<usize> {
+        self.count.settle(self.turn.slice.load(Relaxed), self.turn.calls.asked());
+        match self.count.allowance {
+            NOISY.. => Ok(usize::MAX),
+            0.. => Ok(NOISY_READ_BYTES_MAX),
+            _ => {
+                let was_held = self.held.is_some();
+                self.held = self.held.take().or_else(|| self.turn.connections.hold());
+                if !was_held && self.held.is_some() {
+                    self.pause = Some(Box::pin(sleep(FLOOD_HELD)));
+                    return Ok(0);
+                }
+                self.turn.flooded.store(true, Relaxed);
+                Err(io::Error::other("the caller floods the connection with frames that ask nothing"))
+            }
+        }
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Count {
     /// Bytes until the next frame begins.
     pass: usize,
     /// Of a frame whose head came in pieces.
     head: [u8; HEAD_BYTES],
     head_length: usize,
-    noise: u32,
+    allowance: i64,
     slice: usize,
+    asked: u64,
+}
+
+impl Default for Count {
+    fn default() -> Self {
+        Self { pass: 0, head: [0; HEAD_BYTES], head_length: 0, allowance: ALLOWANCE, slice: 0, asked: 0 }
+    }
 }
 
 impl Count {
@@ -105,12 +165,17 @@ impl Count {
     }
 
     fn frame(&mut self, head: [u8; HEAD_BYTES]) {
-        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
-        self.pass = length as usize;
-        match head[3] {
-            DATA if length > 0 => self.noise = self.noise.saturating_sub(NOISE_OF_A_CALL),
-            RESET => {}
-            _ => self.noise += 1,
+        self.pass = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        self.allowance -= if head[3] == SETTINGS && head[4] & ACK == 0 { SETTINGS_COST } else { 1 };
+    }
+
+    fn settle(&mut self, slice: usize, asked: u64) {
+        let earned = i64::try_from(asked - self.asked).unwrap_or(i64::MAX).saturating_mul(CALL_EARNS);
+        self.allowance = self.allowance.saturating_add(earned).min(ALLOWANCE_MAX);
+        self.asked = asked;
+        if slice != self.slice {
+            self.slice = slice;
+            self.allowance = self.allowance.max(ALLOWANCE);
         }
     }
 }
@@ -118,24 +183,31 @@ impl Count {
 impl<S: AsyncRead + Unpin> AsyncRead for Frames<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        let left = this.turn.left.load(Relaxed);
+        if let Some(pause) = &mut this.pause {
+            ready!(pause.as_mut().poll(cx));
+            this.pause = None;
+        }
+        let most = this.settle()?;
+        let left = this.turn.left.load(Relaxed).min(most);
         if left == 0 {
             // Whoever waits behind this connection goes first.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(cx, buffer))?;
+        if left >= buffer.remaining() {
+            ready!(Pin::new(&mut this.stream).poll_read(cx, buffer))?;
+        } else {
+            let mut part = ReadBuf::new(buffer.initialize_unfilled_to(left));
+            ready!(Pin::new(&mut this.stream).poll_read(cx, &mut part))?;
+            let read = part.filled().len();
+            buffer.advance(read);
+        }
         let read = &buffer.filled()[before..];
         this.turn.left.store(left.saturating_sub(read.len()), Relaxed);
-        let slice = this.turn.slice.load(Relaxed);
-        if slice != this.count.slice {
-            (this.count.slice, this.count.noise) = (slice, 0);
-        }
         this.count.bytes(read);
-        if this.count.noise > NOISE_MAX {
-            this.turn.flooded.store(true, Relaxed);
-            return Poll::Ready(Err(io::Error::other("the caller floods the connection with frames that ask nothing")));
+        if most == NOISY_READ_BYTES_MAX {
+            this.pause = Some(Box::pin(sleep(NOISY_PAUSE)));
         }
         Poll::Ready(Ok(()))
     }
@@ -172,8 +244,11 @@ mod tests {
     use tokio::io::AsyncReadExt as _;
 
     use super::*;
+    use crate::{drain::InFlight, telemetry::metrics::Metrics};
 
+    const DATA: u8 = 0;
     const HEADERS: u8 = 1;
+    const RESET: u8 = 3;
     const PING: u8 = 6;
 
     fn frame(kind: u8, length: u8) -> Vec<u8> {
@@ -182,64 +257,108 @@ mod tests {
         frame
     }
 
-    fn noise(sent: &[u8], piece: usize) -> u32 {
+    fn spent(sent: &[u8], piece: usize) -> i64 {
         let mut count = Count { pass: 3, ..Count::default() };
         [b"PRI", sent].concat().chunks(piece).for_each(|bytes| count.bytes(bytes));
-        count.noise
+        ALLOWANCE - count.allowance
+    }
+
+    fn turn() -> (Arc<Turn>, Calls) {
+        let calls = Calls::new(InFlight::new(1));
+        (Turn::new(calls.clone(), Connections::new(1, Metrics::new().door("grpc"))), calls)
     }
 
     #[test]
-    fn calls_with_a_message_make_no_noise_whether_they_are_reset_or_not() {
-        let call = [frame(HEADERS, 40), frame(DATA, 60)].concat();
-        let cancelled = [call.clone(), frame(RESET, 4)].concat();
-        let noise = noise(&[call.repeat(1_000), cancelled.repeat(1_000)].concat(), usize::MAX);
-        assert!(noise <= 1, "{noise}");
-    }
-
-    #[test]
-    fn frames_that_ask_nothing_are_noise_however_they_are_cut() {
+    fn every_frame_costs_however_it_is_cut_and_settings_cost_more() {
         let opened_in_vain = [frame(HEADERS, 40), frame(RESET, 4)].concat();
         let sent = [frame(PING, 8).repeat(100), opened_in_vain.repeat(100), frame(DATA, 0).repeat(100)].concat();
         for piece in [1, 2, 7, 9, 10, 1_000, usize::MAX] {
-            assert_eq!(noise(&sent, piece), 300, "in pieces of {piece}");
+            assert_eq!(spent(&sent, piece), 400, "in pieces of {piece}");
+        }
+        assert_eq!(spent(&frame(SETTINGS, 6), usize::MAX), SETTINGS_COST);
+        let mut acknowledged = frame(SETTINGS, 0);
+        acknowledged[4] = ACK;
+        assert_eq!(spent(&acknowledged, usize::MAX), 1);
+    }
+
+    #[test]
+    fn who_asks_earns_more_than_a_call_takes_and_keeps_it_for_later() {
+        let mut count = Count::default();
+        let given_up = [frame(HEADERS, 40), frame(DATA, 60), frame(RESET, 4)].concat();
+        for asked in 1..=10_000 {
+            count.bytes(&given_up);
+            count.settle(0, asked);
+            assert!(count.allowance >= ALLOWANCE);
+        }
+        let earned = count.allowance;
+        assert_eq!(earned, ALLOWANCE + 10_000 * (CALL_EARNS - 3));
+        count.settle(1, 10_000);
+        assert_eq!(count.allowance, earned, "a new slice takes nothing away");
+        count.settle(1, 10_000_000);
+        assert_eq!(count.allowance, ALLOWANCE_MAX);
+    }
+
+    /// Reads until it may not, each time in a turn of its own; how many bytes there were.
+    async fn read_all(frames: &mut Frames<&[u8]>, turn: &Turn) -> (usize, io::Result<()>) {
+        let (mut all, mut buffer) = (0, vec![0; 1 << 20]);
+        loop {
+            turn.begin();
+            match frames.read(&mut buffer).await {
+                Ok(0) => return (all, Ok(())),
+                Ok(read) => all += read,
+                Err(error) => return (all, Err(error)),
+            }
         }
     }
 
-    #[tokio::test]
-    async fn a_flood_ends_and_what_came_in_another_slice_of_time_does_not_count() {
-        let turn = Arc::new(Turn::default());
-        let most = frame(PING, 8).repeat(NOISE_MAX as usize);
-        let two = most.repeat(2);
-        let mut frames = Frames::new(&two[..], 0, turn.clone());
-        let mut read = vec![0; most.len()];
-        for _ in 0..2 {
-            for piece in read.chunks_mut(READ_BYTES_MAX) {
-                turn.begin();
-                frames.read_exact(piece).await.unwrap();
-            }
-            turn.forget_noise();
-        }
-        let one_more = [most, frame(PING, 8)].concat();
-        let mut frames = Frames::new(&one_more[..], 0, turn.clone());
-        let mut ended = Ok(0);
-        for piece in vec![0; one_more.len()].chunks_mut(1_000) {
-            turn.begin();
-            ended = frames.read_exact(piece).await;
-        }
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_is_slowed_down_held_and_ended_and_another_slice_of_time_gives_everybody_the_same_again() {
+        let pings = frame(PING, 8).repeat(usize::try_from(ALLOWANCE).unwrap());
+        let (turn, _calls) = turn();
+        let began = tokio::time::Instant::now();
+        let mut frames = Frames::new(&pings[..], 0, turn.clone());
+        assert!(matches!(read_all(&mut frames, &turn).await, (all, Ok(())) if all == pings.len()));
+        let slowed = began.elapsed();
+        assert!(slowed >= 10 * NOISY_PAUSE, "{slowed:?}");
+        assert!(!turn.is_flooded());
+
+        turn.next_slice();
+        frames.stream = &pings;
+        assert!(read_all(&mut frames, &turn).await.1.is_ok());
+        let one_more = frame(PING, 8);
+        frames.stream = &one_more;
+        let before = tokio::time::Instant::now();
+        let (_, ended) = read_all(&mut frames, &turn).await;
         assert!(ended.unwrap_err().to_string().contains("floods"));
+        assert!(before.elapsed() >= FLOOD_HELD && turn.is_flooded());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_many_floods_those_that_are_too_many_to_hold_are_ended_at_once() {
+        let (turn, _calls) = turn();
+        let held: Vec<Held> = std::iter::from_fn(|| turn.connections.hold()).collect();
+        assert!(!held.is_empty());
+        let pings = frame(PING, 8).repeat(usize::try_from(ALLOWANCE).unwrap() + 1);
+        let mut frames = Frames::new(&pings[..], 0, turn.clone());
+        let began = tokio::time::Instant::now();
+        assert!(read_all(&mut frames, &turn).await.1.is_err());
+        assert!(began.elapsed() < FLOOD_HELD);
+        drop(held);
+        assert!(turn.connections.hold().is_some());
     }
 
     #[tokio::test]
     async fn a_connection_is_read_no_further_than_its_turn() {
-        let turn = Arc::new(Turn::default());
+        let (turn, _calls) = turn();
         let sent = vec![0; READ_BYTES_MAX + 1];
         let mut frames = Frames::new(&sent[..], sent.len(), turn.clone());
         turn.begin();
-        let mut read = vec![0; READ_BYTES_MAX];
+        let mut read = vec![0; READ_BYTES_MAX - 1];
         frames.read_exact(&mut read).await.unwrap();
-        let mut one = [0];
-        assert!(futures_util::poll!(std::pin::pin!(frames.read_exact(&mut one))).is_pending());
+        let mut more = [0; 2];
+        assert_eq!(frames.read(&mut more).await.unwrap(), 1, "one byte is left of the turn");
+        assert!(futures_util::poll!(std::pin::pin!(frames.read(&mut more))).is_pending());
         turn.begin();
-        frames.read_exact(&mut one).await.unwrap();
+        assert_eq!(frames.read(&mut more).await.unwrap(), 1);
     }
 }

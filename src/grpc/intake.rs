@@ -1,17 +1,23 @@
 //! What a caller has sent of a request that is not complete: small requests are free, large ones take room, of which there
-//! is so much for a connection and so much for all.
+//! is so much for a connection and so much for all; and none may take for ever.
 
 use std::{
+    future::Future as _,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
 use http::HeaderMap;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use smallvec::SmallVec;
+use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
-use super::limits::MESSAGE_BYTES_MAX;
+use super::{
+    limits::{MESSAGE_BYTES_MAX, MESSAGE_MAX},
+    unary::PREFIX,
+};
 use crate::drain::{Calls, Room};
 
 /// A call with so many headers takes no room for them.
@@ -24,36 +30,68 @@ const HEADER_BYTES: usize = 128;
 pub struct Intake {
     body: Incoming,
     room: Room,
-    has_begun: bool,
-    /// Bytes that came, and those that were announced.
+    goes_on: bool,
+    /// What stands before a message, as far as it is here: a flag, and the length.
+    prefix: SmallVec<[u8; PREFIX]>,
+    /// Bytes of the body that came, and what is counted beside them.
     seen: usize,
-    claimed: usize,
+    beside: usize,
+    has_asked: bool,
+    /// Made when somebody has to wait.
+    too_late: Option<Pin<Box<Sleep>>>,
 }
 
 impl Intake {
+    /// A call that goes on has one message at first, and others when its caller likes.
     #[must_use]
-    pub fn new(body: Incoming, headers: &HeaderMap, calls: Calls) -> Self {
-        let of_headers = if headers.len() <= FREE_HEADERS { 0 } else { headers.len() * HEADER_BYTES };
-        Self { body, room: Room::new(calls), has_begun: false, seen: of_headers, claimed: of_headers }
+    pub fn new(body: Incoming, headers: &HeaderMap, calls: Calls, goes_on: bool) -> Self {
+        let beside = if headers.len() <= FREE_HEADERS { 0 } else { headers.len() * HEADER_BYTES };
+        let room = Room::new(calls);
+        Self { body, room, goes_on, prefix: SmallVec::new(), seen: 0, beside, has_asked: false, too_late: None }
     }
 
     fn admit(&mut self, data: &[u8]) -> Result<(), Status> {
-        // A flag and the length stand before a message, for all of which memory is set aside at once.
-        if let (false, Some([_, length @ ..])) = (self.has_begun, data.first_chunk::<5>()) {
-            let length = u32::from_be_bytes(*length) as usize;
-            if length > MESSAGE_BYTES_MAX {
-                return Err(Status::invalid_argument(format!(
-                    "the message has {length} bytes, at most {MESSAGE_BYTES_MAX} are possible"
-                )));
-            }
-            self.claimed += length;
+        if self.goes_on && self.has_asked {
+            // What follows is small: the services that go on take no large messages.
+            return Ok(());
         }
-        self.has_begun = true;
         self.seen += data.len();
-        if self.room.grow(self.claimed.max(self.seen)) {
+        if !self.has_asked {
+            let missing = PREFIX - self.prefix.len();
+            self.prefix.extend_from_slice(&data[..missing.min(data.len())]);
+            if let [_, length @ ..] = &*self.prefix
+                && let Ok(length) = <[u8; 4]>::try_from(length)
+            {
+                self.announced(u32::from_be_bytes(length) as usize)?;
+            }
+        }
+        if self.room.grow(self.beside + self.seen) {
             return Ok(());
         }
         Err(Status::resource_exhausted("too many bytes of large requests are waiting for their rest"))
+    }
+
+    fn announced(&mut self, length: usize) -> Result<(), Status> {
+        if length > MESSAGE_BYTES_MAX {
+            return Err(Status::invalid_argument(format!(
+                "the message has {length} bytes, at most {MESSAGE_BYTES_MAX} are possible"
+            )));
+        }
+        if self.seen >= PREFIX + length {
+            self.has_asked = true;
+            self.room.calls().note_asked();
+        }
+        Ok(())
+    }
+
+    /// Nobody waits for a message for ever, except for the next one of a call that goes on.
+    fn wait(&mut self, context: &mut Context<'_>) -> Poll<Status> {
+        if self.goes_on && self.has_asked {
+            return Poll::Pending;
+        }
+        let too_late = self.too_late.get_or_insert_with(|| Box::pin(sleep(MESSAGE_MAX)));
+        ready!(too_late.as_mut().poll(context));
+        Poll::Ready(Status::deadline_exceeded(format!("the message was not sent within {MESSAGE_MAX:?}")))
     }
 }
 
@@ -65,7 +103,9 @@ impl Body for Intake {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(context));
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
+            return self.wait(context).map(|late| Some(Err(late.into())));
+        };
         Poll::Ready(match frame {
             Some(Ok(frame)) => match frame.data_ref().map(|data| self.admit(data)) {
                 Some(Err(refusal)) => Some(Err(refusal.into())),

@@ -5,13 +5,11 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use futures_util::FutureExt as _;
 use hyper::{server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::oneshot,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout_at},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{either::Either, sync::CancellationToken, task::TaskTracker};
@@ -21,7 +19,7 @@ use super::{
     frames::{Frames, Turn},
     limits::{
         FIRST_CALL_MAX, HEADER_LIST_BYTES_MAX, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, OPENING_MAX, PENDING_RESETS_MAX,
-        REFUSED_STREAMS_MAX, SEND_BUFFER_BYTES, STREAMS_MAX, WINDOW_BYTES,
+        SEND_BUFFER_BYTES, STREAMS_MAX, WINDOW_BYTES,
     },
     listen::{Listener, Socket},
     opening::{Opened, PREFACE, asked, opened},
@@ -30,12 +28,14 @@ use super::{
     tls::Tls,
 };
 use crate::{
-    connections::{AcceptErrors, Closed, Connections, Guest, Newcomers},
+    connections::{AcceptErrors, Closed, Connections, Guest, Leave, Newcomers, Stays},
     drain::{Calls, InFlight, SLICE},
     panics,
 };
 
 const OPENING_AFTER_STOP_MAX: Duration = Duration::from_millis(250);
+/// How long those are let in who had got through to the system when we stopped.
+const LAST_LOOK: Duration = Duration::from_millis(20);
 /// Slices of time without a call after which a connection is idle.
 const IDLE_SLICES: u32 = 2;
 
@@ -66,10 +66,9 @@ pub async fn serve(listener: Listener, door: Door, stop: CancellationToken) {
     let tasks = TaskTracker::new();
     panics::again(|| accept(&listener, &door, &tasks, &stop)).await;
     // Who has got through to the system has perhaps asked already, and would be cut off with the listener.
-    let mut newcomers = Newcomers::default();
-    while let Some(Ok(socket)) = listener.accept().now_or_never() {
-        let guest = door.connections.enter();
-        tasks.spawn(door.clone().welcome(socket, guest, newcomers.add(), stop.clone()));
+    let (mut newcomers, end) = (Newcomers::new(Stays::OnceAsked), Instant::now() + LAST_LOOK);
+    while let Ok(Ok(socket)) = timeout_at(end, listener.accept()).await {
+        door.let_in(socket, &mut newcomers, &tasks, &stop);
     }
     drop(listener);
     tasks.close();
@@ -77,7 +76,7 @@ pub async fn serve(listener: Listener, door: Door, stop: CancellationToken) {
 }
 
 async fn accept(listener: &Listener, door: &Door, tasks: &TaskTracker, stop: &CancellationToken) {
-    let (mut newcomers, mut errors) = (Newcomers::default(), AcceptErrors::default());
+    let (mut newcomers, mut errors) = (Newcomers::new(Stays::OnceAsked), AcceptErrors::default());
     while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok(socket) => {
@@ -85,8 +84,7 @@ async fn accept(listener: &Listener, door: &Door, tasks: &TaskTracker, stop: &Ca
                 if !door.connections.has_room(&mut newcomers).await {
                     continue;
                 }
-                let guest = door.connections.enter();
-                tasks.spawn(door.clone().welcome(socket, guest, newcomers.add(), stop.clone()));
+                door.let_in(socket, &mut newcomers, tasks, stop);
             }
             Err(error) => errors.wait_after(&error).await,
         }
@@ -94,7 +92,13 @@ async fn accept(listener: &Listener, door: &Door, tasks: &TaskTracker, stop: &Ca
 }
 
 impl Door {
-    async fn welcome(self, socket: Socket, _guest: Guest, leave: oneshot::Receiver<()>, stop: CancellationToken) {
+    fn let_in(&self, socket: Socket, newcomers: &mut Newcomers, tasks: &TaskTracker, stop: &CancellationToken) {
+        let (guest, calls) = (self.connections.enter(), Calls::new(self.in_flight.clone()));
+        let leave = newcomers.add(calls.clone());
+        tasks.spawn(self.clone().welcome(socket, guest, calls, leave, stop.clone()));
+    }
+
+    async fn welcome(self, socket: Socket, _guest: Guest, calls: Calls, mut leave: Leave, stop: CancellationToken) {
         let opening = async {
             let stream = within(OPENING_MAX, open(socket, self.tls.as_deref())).await?;
             within(FIRST_CALL_MAX, asked(stream)).await
@@ -106,12 +110,12 @@ impl Door {
         };
         let opened = tokio::select! {
             opened = opening => opened,
-            Ok(()) = leave => return debug!("connection closed: others need the room"),
+            () = leave.wanted(&calls) => return debug!("connection closed: others need the room"),
             () = after_stop => return,
         };
         match opened {
             // The state of a connection that is served is large; that of one that only waits is not.
-            Ok(stream) => Box::pin(self.serve_connection(stream, stop)).await,
+            Ok(stream) => Box::pin(self.serve_connection(stream, calls, leave, stop)).await,
             Err(error) => {
                 if error.kind() == io::ErrorKind::TimedOut {
                     self.connections.closed(Closed::Silent);
@@ -121,14 +125,13 @@ impl Door {
         }
     }
 
-    async fn serve_connection<S>(self, stream: Opened<S>, stop: CancellationToken)
+    async fn serve_connection<S>(self, stream: Opened<S>, calls: Calls, mut leave: Leave, stop: CancellationToken)
     where
         S: AsyncRead + AsyncWrite + Unpin + 'static,
     {
-        let calls = Calls::new(self.in_flight.clone());
         let (services, counted) = (self.services.clone(), calls.clone());
         let service = service_fn(move |request| services.answer(&counted, request));
-        let (streams, turn) = (Streams::default(), Arc::new(Turn::default()));
+        let (streams, turn) = (Streams::default(), Turn::new(calls.clone(), self.connections.clone()));
         let stream = Frames::new(stream, PREFACE.len(), turn.clone());
         let connection = connection_builder(streams.clone()).serve_connection(TokioIo::new(stream), service);
         let mut connection = Together::new(connection, streams, turn.clone());
@@ -142,6 +145,7 @@ impl Door {
                 Some(why) => return self.connections.closed(why),
                 None => None,
             },
+            () = leave.wanted(&calls) => return debug!("connection closed: others need the room"),
             () = stop.cancelled() => None,
         };
         let ended = if let Some(ended) = ended {
@@ -152,10 +156,11 @@ impl Door {
             tokio::select! {
                 ended = connection => ended,
                 () = calls.quiet() => Ok(()),
+                () = overdue(&calls, &turn) => return self.connections.closed(Closed::Overdue),
                 () = grace(self.age.grace) => Ok(()),
             }
         };
-        if turn.is_flooded() {
+        if turn.is_flooded() || ended.as_ref().is_err_and(is_too_much) {
             self.connections.closed(Closed::Flood);
         }
         if let Err(error) = ended {
@@ -168,14 +173,15 @@ impl Door {
         let opened = Instant::now();
         let end = self.age.max.map(|max| opened + max.mul_f64(0.9 + 0.2 * fastrand::f64()));
         let (mut seen, mut silent_slices, mut idle) = (0, 0, None);
-        for slice in 1.. {
-            let next = opened + SLICE * slice;
+        loop {
+            // From now, and not from the last one: a process that stood still has not seen the slices that it missed.
+            let next = Instant::now() + SLICE;
             if let Some(end) = end.filter(|end| *end <= next) {
                 sleep_until(end).await;
                 return None;
             }
             sleep_until(next).await;
-            turn.forget_noise();
+            turn.next_slice();
             if calls.is_overdue() {
                 return Some(Closed::Overdue);
             }
@@ -195,8 +201,24 @@ impl Door {
                 idle.get_or_insert_with(|| self.connections.rest());
             }
         }
-        None
     }
+}
+
+/// Until a call takes longer than any may, on a connection that was asked to end.
+async fn overdue(calls: &Calls, turn: &Turn) {
+    loop {
+        sleep(SLICE).await;
+        turn.next_slice();
+        if calls.is_overdue() {
+            return;
+        }
+    }
+}
+
+/// Whether h2 itself has had enough of a caller.
+fn is_too_much(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<h2::Error>());
+    source.is_some_and(|error| !error.is_remote() && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM))
 }
 
 async fn within<T>(max: Duration, opening: impl Future<Output = io::Result<T>>) -> io::Result<T> {
@@ -225,7 +247,9 @@ pub(super) fn connection_builder(streams: Streams) -> http2::Builder<Streams> {
         .auto_date_header(false)
         .max_concurrent_streams(STREAMS_MAX)
         .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
-        .max_local_error_reset_streams(REFUSED_STREAMS_MAX)
+        // For the life of a connection, which may be a day, h2 counts streams that it had to reset. A caller who makes it do so for
+        // no reason spends frames: see frames.rs.
+        .max_local_error_reset_streams(None)
         .initial_connection_window_size(WINDOW_BYTES)
         .initial_stream_window_size(WINDOW_BYTES)
         .max_header_list_size(HEADER_LIST_BYTES_MAX)

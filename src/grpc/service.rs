@@ -55,10 +55,7 @@ impl RateLimitDoor {
         let budget = budget(headers);
         let span = self.tracer.as_ref().map(|tracer| tracer.call(SERVICE_NAME, "ShouldRateLimit", headers));
         async move {
-            let answered = match welcome {
-                Ok(()) => self.receive_and_answer(body, budget, span.as_ref()).await,
-                Err(status) => Err(status),
-            };
+            let answered = self.receive_and_answer(body, welcome, budget, span.as_ref()).await;
             trace_failure(span.as_ref(), &answered);
             unary::answer(answered)
         }
@@ -67,10 +64,13 @@ impl RateLimitDoor {
     async fn receive_and_answer(
         &self,
         body: Intake,
+        welcome: Result<(), Status>,
         budget: Option<Duration>,
         span: Option<&CallSpan>,
     ) -> Result<RateLimitResponse, Status> {
-        let message = unary::receive(body, MESSAGE_BYTES_MAX).await?;
+        // Also one that cannot be read: it is a call all the same, and no flood.
+        let received = unary::receive(body, MESSAGE_BYTES_MAX).await;
+        let message = welcome.and(received).map_err(|status| self.unread(status))?;
         let began = Instant::now();
         let answered = panics::caught(self.answer(began, &message, budget, span)).await;
         let answered = answered.unwrap_or_else(|Panicked| self.answer_by_policy(began, &message, span));
@@ -97,6 +97,15 @@ impl RateLimitDoor {
         // Read once more where it is told as it was asked, because that is rare.
         let asked = self.presentation.dynamic_metadata.then(|| wire::read(message).ok()).flatten();
         Ok(convert::render(&answer, &self.presentation, asked.as_ref()))
+    }
+
+    /// A call without a message that can be read counts as one, and as an error unless its caller has gone.
+    fn unread(&self, status: Status) -> Status {
+        self.calls.total_requests.increment(1);
+        if status.code() != tonic::Code::Cancelled {
+            self.limiter.metrics().service_errors.increment(1);
+        }
+        status
     }
 
     /// All that needs the question itself. It is large, and nobody has to keep it while the store is asked.

@@ -8,10 +8,16 @@ use std::{convert::Infallible, future::Future, sync::Arc};
 use futures_util::{FutureExt as _, TryFutureExt as _, future::BoxFuture};
 use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
+use tokio::sync::Semaphore;
 use tonic::{Status, body::Body, service::Routes};
 use tower::ServiceExt as _;
 
-use super::{intake::Intake, limits::WATCHES_MAX, service::RateLimitDoor, unary};
+use super::{
+    intake::Intake,
+    limits::{LARGE_ANSWERS_MAX, WATCHES_MAX},
+    service::RateLimitDoor,
+    unary,
+};
 use crate::{
     drain::{self, Calls, Counted},
     panics::{self, Panicked},
@@ -22,6 +28,7 @@ const INTERNAL: &str = "13";
 /// How prost begins to say what is wrong with a message.
 const UNREADABLE: &[u8] = b"failed%20to%20decode%20Protobuf%20message";
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const GET_CURRENT_CONFIG: &str = "/ratelimiter.v1.RateLimiterService/GetCurrentConfig";
 
 /// The body of an answer, of this question or of another.
 type Out = http_body_util::Either<unary::Answer, Body>;
@@ -31,12 +38,14 @@ pub struct Services {
     rate_limit: Option<Arc<RateLimitDoor>>,
     /// All the others, and the answer for what no service has.
     routes: Routes,
+    /// For answers with all rules in them.
+    large: Arc<Semaphore>,
 }
 
 impl Services {
     #[must_use]
     pub fn new(rate_limit: RateLimitDoor, others: Routes) -> Self {
-        Self { rate_limit: Some(Arc::new(rate_limit)), routes: others.prepare() }
+        Self { rate_limit: Some(Arc::new(rate_limit)), ..others.prepare().into() }
     }
 
     /// Answers one request of a connection.
@@ -46,13 +55,20 @@ impl Services {
         request: Request<Incoming>,
     ) -> BoxFuture<'static, Result<Response<Counted<Out>>, Infallible>> {
         let path = request.uri().path();
-        let call = if is_watch(path) { calls.begin_watch(WATCHES_MAX) } else { calls.begin() };
-        let Some(call) = call else {
-            return std::future::ready(Ok(refused())).boxed();
-        };
         let is_rate_limit = path == SHOULD_RATE_LIMIT;
+        let is_watch = !is_rate_limit && is_watch(path);
+        let call = if is_watch { calls.begin_watch(WATCHES_MAX) } else { calls.begin() };
+        let Some(mut call) = call else {
+            return std::future::ready(Ok(refused("too many calls are under way, this one was not begun"))).boxed();
+        };
+        if path == GET_CURRENT_CONFIG {
+            let Ok(room) = self.large.clone().try_acquire_owned() else {
+                return std::future::ready(Ok(refused("too many are reading all rules already"))).boxed();
+            };
+            call.hold(room);
+        }
         let (head, body) = request.into_parts();
-        let body = Intake::new(body, &head.headers, calls.clone());
+        let body = Intake::new(body, &head.headers, calls.clone(), is_watch);
         if let (Some(rate_limit), true) = (&self.rate_limit, is_rate_limit) {
             let answering = rate_limit.clone().should_rate_limit(&head.headers, body);
             let answering = answering.map(|answer| Ok(answer.map(Out::Left)));
@@ -66,14 +82,13 @@ impl Services {
 }
 
 /// The answer to one call too many.
-fn refused() -> Response<Counted<Out>> {
-    let status = Status::unavailable("too many calls are under way, this one was not begun");
-    status.into_http::<Body>().map(|body| Counted::refusal(Out::Right(body)))
+fn refused(reason: &str) -> Response<Counted<Out>> {
+    Status::unavailable(reason).into_http::<Body>().map(|body| Counted::refusal(Out::Right(body)))
 }
 
 impl From<Routes> for Services {
     fn from(routes: Routes) -> Self {
-        Self { rate_limit: None, routes }
+        Self { rate_limit: None, routes, large: Arc::new(Semaphore::new(LARGE_ANSWERS_MAX)) }
     }
 }
 

@@ -26,7 +26,7 @@ const OK: HeaderValue = HeaderValue::from_static("0");
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
 /// Whether the message is compressed, and its length.
-const PREFIX: usize = 5;
+pub const PREFIX: usize = 5;
 
 /// Whether the head of a call promises a message that can be read.
 pub fn welcome(headers: &HeaderMap) -> Result<(), Status> {

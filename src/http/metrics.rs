@@ -34,7 +34,7 @@ impl Texts {
 }
 
 pub async fn scrape(State(doors): State<Doors>) -> Response {
-    rendered(&doors.limiter, &doors.scrapes)
+    rendered(doors.limiter.clone(), doors.scrapes.clone()).await
 }
 
 /// A listener with metrics alone, at `path`. Any text is a path here, a wrong one is merely never asked for.
@@ -44,15 +44,23 @@ pub fn router(limiter: Arc<Limiter>, path: &str) -> Router {
     Router::new().fallback(async move |method: Method, uri: Uri| {
         let reads = method == Method::GET || method == Method::HEAD;
         match (uri.path() == &*path, reads) {
-            (true, true) => rendered(&limiter, &scrapes),
+            (true, true) => rendered(limiter.clone(), scrapes.clone()).await,
             (true, false) => sentence(StatusCode::METHOD_NOT_ALLOWED, "metrics are read with GET"),
             (false, _) => sentence(StatusCode::NOT_FOUND, format_args!("nothing here: metrics are at {path}")),
         }
     })
 }
 
+/// On a thread that no call waits for: with many rules it takes long, and those who come meanwhile wait for it, too.
+async fn rendered(limiter: Arc<Limiter>, scrapes: Arc<Texts>) -> Response {
+    match tokio::task::spawn_blocking(move || render(&limiter, &scrapes)).await {
+        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        Err(_) => sentence(StatusCode::INTERNAL_SERVER_ERROR, "sluice has panicked: its log has the place"),
+    }
+}
+
 /// The store counts for itself; its figures are taken over when somebody asks.
-fn rendered(limiter: &Limiter, scrapes: &Texts) -> Response {
+fn render(limiter: &Limiter, scrapes: &Texts) -> Bytes {
     let metrics = limiter.metrics();
     match limiter.store() {
         Store::Memory(store) => {
@@ -62,8 +70,7 @@ fn rendered(limiter: &Limiter, scrapes: &Texts) -> Response {
         }
         Store::Redis(_) => {}
     }
-    let text = scrapes.next(|| metrics.render());
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
+    scrapes.next(|| metrics.render())
 }
 
 #[cfg(test)]

@@ -15,8 +15,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::Interest,
     net::{TcpListener, TcpStream},
-    sync::oneshot,
-    time::{interval, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
@@ -24,7 +23,7 @@ use tracing::debug;
 
 use super::sentence;
 use crate::{
-    connections::{AcceptErrors, Closed, Connections, Guest, Newcomers},
+    connections::{AcceptErrors, Closed, Connections, Guest, Leave, Newcomers, Stays},
     drain::{self, Calls, Counted, InFlight, SLICE},
     panics::{self, Panicked},
 };
@@ -43,6 +42,8 @@ pub const HEADERS_BYTES_MAX: usize = 64 << 10;
 pub const HEADERS_MAX: usize = 100;
 /// For answers on the way when told to stop. None takes nearly as long.
 const DRAIN_MAX: Duration = Duration::from_secs(15);
+/// For a request to arrive on a connection that was there when told to stop.
+const OPENING_AFTER_STOP_MAX: Duration = Duration::from_millis(250);
 
 /// What the connections of a listener share.
 #[derive(Clone, Debug)]
@@ -62,7 +63,7 @@ pub async fn serve(listener: TcpListener, door: Door, stop: CancellationToken) {
 }
 
 async fn accept(listener: &TcpListener, door: &Door, tasks: &TaskTracker, stop: &CancellationToken) {
-    let (mut newcomers, mut errors) = (Newcomers::default(), AcceptErrors::default());
+    let (mut newcomers, mut errors) = (Newcomers::new(Stays::WhileAsking), AcceptErrors::default());
     while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok((stream, _)) => {
@@ -70,8 +71,9 @@ async fn accept(listener: &TcpListener, door: &Door, tasks: &TaskTracker, stop: 
                 if !door.connections.has_room(&mut newcomers).await {
                     continue;
                 }
-                let guest = door.connections.enter();
-                tasks.spawn(door.clone().welcome(stream, guest, newcomers.add(), stop.clone()));
+                let (guest, calls) = (door.connections.enter(), Calls::new(door.in_flight.clone()));
+                let leave = newcomers.add(calls.clone());
+                tasks.spawn(door.clone().welcome(stream, guest, calls, leave, stop.clone()));
             }
             Err(error) => errors.wait_after(&error).await,
         }
@@ -79,22 +81,26 @@ async fn accept(listener: &TcpListener, door: &Door, tasks: &TaskTracker, stop: 
 }
 
 impl Door {
-    async fn welcome(self, stream: TcpStream, _guest: Guest, leave: oneshot::Receiver<()>, stop: CancellationToken) {
+    async fn welcome(self, stream: TcpStream, _guest: Guest, calls: Calls, mut leave: Leave, stop: CancellationToken) {
         // Without it answers only come later.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
+        let after_stop = async {
+            // Who is about to ask is still answered.
+            stop.cancelled().await;
+            sleep(OPENING_AFTER_STOP_MAX).await;
+        };
         tokio::select! {
             ready = stream.ready(Interest::READABLE) => if ready.is_err() { return },
             () = sleep(OPENING_MAX) => return self.connections.closed(Closed::Silent),
-            Ok(()) = leave => return debug!("connection closed: others need the room"),
-            () = stop.cancelled() => return,
+            () = leave.wanted(&calls) => return debug!("connection closed: others need the room"),
+            () = after_stop => return,
         }
-        Box::pin(self.serve_connection(stream, stop)).await;
+        Box::pin(self.serve_connection(stream, calls, leave, stop)).await;
     }
 
-    async fn serve_connection(self, stream: TcpStream, stop: CancellationToken) {
-        let calls = Calls::new(self.in_flight);
+    async fn serve_connection(self, stream: TcpStream, calls: Calls, mut leave: Leave, stop: CancellationToken) {
         let (counted, router) = (calls.clone(), self.router);
         let service = service_fn(move |request| answer(&counted, router.clone(), request));
         let mut builder = hyper::server::conn::http1::Builder::new();
@@ -105,6 +111,7 @@ impl Door {
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
             () = overdue(&calls) => return self.connections.closed(Closed::Overdue),
+            () = leave.wanted(&calls) => return debug!("connection closed: others need the room"),
             () = stop.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 // Who stopped in the middle of asking has no answer to wait for.
@@ -122,10 +129,8 @@ impl Door {
 
 /// Until a request takes longer than any may: its body is sent, or its answer read, too slowly.
 async fn overdue(calls: &Calls) {
-    let mut slices = interval(SLICE);
-    slices.tick().await;
     loop {
-        slices.tick().await;
+        sleep(SLICE).await;
         if calls.is_overdue() {
             return;
         }

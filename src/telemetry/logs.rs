@@ -20,7 +20,9 @@ use crate::{
 pub fn install(settings: &TelemetrySettings) {
     // Libraries speak up only when something is wrong, or when everything is wanted.
     let libraries = if settings.log_level == Level::TRACE { Level::TRACE } else { Level::WARN };
-    let filter = EnvFilter::new(format!("{libraries},sluice={}", settings.log_level));
+    // What strangers do wrong on the wire is counted and told by the doors. These two would give each of them a line of their own.
+    let wire = if settings.log_level == Level::TRACE { Level::TRACE } else { Level::ERROR };
+    let filter = EnvFilter::new(format!("{libraries},h2={wire},rustls={wire},sluice={}", settings.log_level));
     // A line that nobody reads any more must not end what it is about: telling of it would panic.
     let lines =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);

@@ -20,11 +20,11 @@ use buckets::Buckets;
 use series::Series;
 pub use series::{BoundedSeries, LABEL_BYTES_MAX, LABEL_SETS_MAX, SERIES_PER_RULE};
 use table::{
-    BREAKER_TRIPS, BUILD_INFO, CALL_ERRORS, CALLS_IN_FLIGHT, CALLS_REFUSED, CONNECTIONS, CONNECTIONS_CLOSED,
-    DECISION_DURATION, DECISIONS, DEGRADED, DOMAIN_NOT_FOUND, DOMAINS, GENERATION, GLOBAL_SHADOW, HITS, LOAD_ERROR,
-    LOAD_SUCCESS, NEAR_LIMIT, NEGATIVE_HITS, OVER_LIMIT, OVER_LIMIT_LOCAL, PANICS, RELOADS, RESPONSE_TIME, RULES,
-    SHADOW_MODE, STORE_CALLS, STORE_ENTRIES, STORE_ERRORS, STORE_EVICTIONS, STORE_WELL, TLS_EXPIRY, TLS_RELOADS,
-    TOTAL_HITS, TOTAL_REQUESTS, WITHIN_LIMIT,
+    BREAKER_TRIPS, BUILD_INFO, CALL_ERRORS, CALLS_GIVEN_UP, CALLS_IN_FLIGHT, CALLS_REFUSED, CONNECTIONS,
+    CONNECTIONS_CLOSED, DECISION_DURATION, DECISIONS, DEGRADED, DOMAIN_NOT_FOUND, DOMAINS, GENERATION, GLOBAL_SHADOW,
+    HITS, LOAD_ERROR, LOAD_SUCCESS, NEAR_LIMIT, NEGATIVE_HITS, OVER_LIMIT, OVER_LIMIT_LOCAL, PANICS, RELOADS,
+    RESPONSE_TIME, RULES, SHADOW_MODE, STORE_CALLS, STORE_ENTRIES, STORE_ERRORS, STORE_EVICTIONS, STORE_WELL,
+    TLS_EXPIRY, TLS_RELOADS, TOTAL_HITS, TOTAL_REQUESTS, WITHIN_LIMIT,
 };
 pub use table::{FAMILIES, Family, Kind};
 
@@ -57,6 +57,7 @@ pub struct Metrics {
     panics: Counter,
     pub calls_in_flight: Gauge,
     pub calls_refused: Counter,
+    pub calls_given_up: Counter,
     store_errors: [Counter; StoreFailure::ALL.len()],
 }
 
@@ -98,6 +99,7 @@ impl Metrics {
             panics: of(PANICS, &[]),
             calls_in_flight: gauge(&recorder, CALLS_IN_FLIGHT, Vec::new()),
             calls_refused: of(CALLS_REFUSED, &[]),
+            calls_given_up: of(CALLS_GIVEN_UP, &[]),
             store_errors: StoreFailure::ALL.map(|kind| of(STORE_ERRORS, &[("kind", kind.name())])),
             rendered: recorder.handle(),
             recorder,
@@ -301,9 +303,12 @@ pub struct DoorMetrics {
 }
 
 impl DoorMetrics {
-    #[expect(clippy::cast_precision_loss, reason = "gauges are floats")]
-    pub fn set_open(&self, connections: usize) {
-        self.open.set(connections as f64);
+    pub fn entered(&self) {
+        self.open.increment(1.0);
+    }
+
+    pub fn left(&self) {
+        self.open.decrement(1.0);
     }
 
     /// By its place in [`Closed::ALL`].

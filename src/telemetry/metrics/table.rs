@@ -151,6 +151,12 @@ pub const CALLS_REFUSED: Family = family(
     &[],
     "Calls refused because too many, or too many bytes of large ones, were under way.",
 );
+pub const CALLS_GIVEN_UP: Family = family(
+    "sluice_calls_given_up_total",
+    Kind::Counter,
+    &[],
+    "Calls whose callers had gone before there was an answer: Envoy resets those that take longer than its timeout.",
+);
 pub const TLS_EXPIRY: Family = family(
     "sluice_tls_certificate_expiry_seconds",
     Kind::Gauge,
@@ -205,6 +211,7 @@ pub const FAMILIES: &[Family] = &[
     CONNECTIONS_CLOSED,
     CALLS_IN_FLIGHT,
     CALLS_REFUSED,
+    CALLS_GIVEN_UP,
     TLS_EXPIRY,
     TLS_RELOADS,
     PANICS,

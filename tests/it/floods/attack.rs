@@ -10,8 +10,8 @@ use std::{
 };
 
 use super::wire::{
-    CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PRIORITY, RESET, Raw, SETTINGS, WINDOW_UPDATE, call,
-    call_headers, frame, message, question,
+    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PRIORITY, RESET, Raw, SETTINGS, WINDOW_UPDATE,
+    call, call_headers, frame, message, question,
 };
 use crate::harness::wait::holds_within;
 
@@ -55,6 +55,15 @@ pub const FLOODS: &[Attack] = &[
     Attack { name: "PRIORITY flood", run: priorities, ends: Ended::Closed },
     Attack { name: "WINDOW_UPDATE flood", run: window_updates, ends: Ended::Closed },
     Attack { name: "empty DATA flood", run: empty_data, ends: Ended::Closed },
+    Attack { name: "RST_STREAM flood", run: resets, ends: Ended::Closed },
+    Attack { name: "rapid reset of half a message", run: rapid_reset_of_crumbs, ends: Ended::Closed },
+    Attack { name: "PING flood behind half a message", run: pings_and_crumbs, ends: Ended::Closed },
+    Attack {
+        name: "PING reply flood",
+        run: |address| flood(address, |_| frame(PING, ACK, 0, b"pingping")),
+        ends: Ended::Closed,
+    },
+    Attack { name: "SETTINGS flood over open streams", run: settings_over_streams, ends: Ended::Closed },
     Attack { name: "header bomb", run: header_bomb, ends: Ended::Closed },
     Attack { name: "compressed bomb", run: compressed_bomb, ends: Ended::Refused },
     Attack { name: "descriptor bomb", run: descriptor_bomb, ends: Ended::Refused },
@@ -63,7 +72,7 @@ pub const FLOODS: &[Attack] = &[
 /// Those that send little and hold what they get.
 pub const HOLDS: &[Attack] = &[
     Attack { name: "slow readers", run: |address| slow_readers(address, 8), ends: Ended::Closed },
-    Attack { name: "stalled requests", run: |address| stalled_requests(address, 8), ends: Ended::Closed },
+    Attack { name: "stalled requests", run: |address| stalled_requests(address, 8), ends: Ended::Refused },
 ];
 
 /// Sends batches until the server has had enough.
@@ -85,6 +94,47 @@ fn rapid_reset(address: &str) -> Ended {
         let stream = 2 * number + 1;
         [frame(HEADERS, END_HEADERS | END_STREAM, stream, &headers), frame(RESET, 0, stream, &8_u32.to_be_bytes())]
             .concat()
+    })
+}
+
+/// Of a stream that has ended.
+fn resets(address: &str) -> Ended {
+    flood(address, |number| match number {
+        0 => call(1, &question("d", &[("user", "reset")])),
+        _ => frame(RESET, 0, 1, &8_u32.to_be_bytes()),
+    })
+}
+
+/// Each stream has begun to ask something.
+fn rapid_reset_of_crumbs(address: &str) -> Ended {
+    let headers = call_headers(&[]);
+    flood(address, |number| {
+        let stream = 2 * number + 1;
+        let crumb = [frame(HEADERS, END_HEADERS, stream, &headers), frame(DATA, 0, stream, &[0])].concat();
+        [crumb, frame(RESET, 0, stream, &8_u32.to_be_bytes())].concat()
+    })
+}
+
+/// A message that never ends, and three pings for each byte of it.
+fn pings_and_crumbs(address: &str) -> Ended {
+    let begun = message(false, &[0; 1 << 20]);
+    flood(address, |number| match number {
+        0 => [frame(HEADERS, END_HEADERS, 1, &call_headers(&[])), frame(DATA, 0, 1, &begun[..6])].concat(),
+        _ => [frame(PING, 0, 0, b"pingping").repeat(3), frame(DATA, 0, 1, &[0])].concat(),
+    })
+}
+
+/// Each of them changes the window of every stream.
+fn settings_over_streams(address: &str) -> Ended {
+    const INITIAL_WINDOW_SIZE: u16 = 4;
+    let headers = call_headers(&[]);
+    flood(address, |number| match number {
+        0..1_000 => frame(HEADERS, END_HEADERS, 2 * number + 1, &headers),
+        _ => {
+            let window = 1_000 + number % 2;
+            let setting = [&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &window.to_be_bytes()].concat();
+            frame(SETTINGS, 0, 0, &setting)
+        }
     })
 }
 
@@ -167,7 +217,9 @@ pub fn slow_readers(address: &str, connections: usize) -> Ended {
     const INITIAL_WINDOW_SIZE: u16 = 4;
     let question = question("d", &[("user", "slow")]);
     let calls: Vec<u8> = (0..1_024).flat_map(|number| call(2 * number + 1, &question)).collect();
-    hold(address, connections, &[(INITIAL_WINDOW_SIZE, 0)], &calls)
+    let held = held(address, connections, &[(INITIAL_WINDOW_SIZE, 0)], &calls);
+    let closed = holds_within(PATIENCE, || held.iter().all(Raw::is_closed));
+    if closed { Ended::Closed } else { Ended::Tolerated }
 }
 
 /// Begin as many large requests as they may and end none.
@@ -177,18 +229,22 @@ pub fn stalled_requests(address: &str, connections: usize) -> Ended {
     let one =
         |stream| [frame(HEADERS, END_HEADERS, stream, &call_headers(&[])), frame(DATA, 0, stream, &begun)].concat();
     let calls: Vec<u8> = (0..1_000).flat_map(|number| one(2 * number + 1)).collect();
-    hold(address, connections, &[], &calls)
+    let held = held(address, connections, &[], &calls);
+    let all_failed = holds_within(PATIENCE, || held.iter().all(|raw| raw.failed() == 1_000));
+    match (all_failed, held.iter().any(Raw::is_closed)) {
+        (true, false) => Ended::Refused,
+        (false, true) => Ended::Closed,
+        _ => Ended::Tolerated,
+    }
 }
 
-fn hold(address: &str, connections: usize, settings: &[(u16, u32)], bytes: &[u8]) -> Ended {
+fn held(address: &str, connections: usize, settings: &[(u16, u32)], bytes: &[u8]) -> Vec<Raw> {
     let connect = |_| {
         let mut raw = Raw::connect(address, settings).expect("connects");
         let _ = raw.send(bytes);
         raw
     };
-    let held: Vec<Raw> = (0..connections).map(connect).collect();
-    let closed = holds_within(PATIENCE, || held.iter().all(Raw::is_closed));
-    if closed { Ended::Closed } else { Ended::Tolerated }
+    (0..connections).map(connect).collect()
 }
 
 /// Connections that are opened, and say this much.

@@ -7,7 +7,10 @@ use std::{
 
 use super::{
     RULES,
-    wire::{DATA, END_HEADERS, HEADERS, Raw, call, call_headers, frame, question},
+    wire::{
+        DATA, END_HEADERS, END_STREAM, HEADERS, PING, Raw, SHOULD_RATE_LIMIT, call, call_headers, frame, headers_to,
+        message, question,
+    },
 };
 use crate::harness::{
     Server,
@@ -78,6 +81,58 @@ fn idle_connections_beyond_their_number_are_asked_to_leave_and_busy_ones_stay() 
     wait_until("they are counted", || {
         server.metric("sluice_connections_closed_total{door=\"grpc\",reason=\"idle\"}") == 2.0
     });
+}
+
+/// One message of so many bytes is announced, and not sent.
+fn announced(stream: u32, path: &str, bytes: u32) -> Vec<u8> {
+    let prefix = [&[0][..], &bytes.to_be_bytes()].concat();
+    [frame(HEADERS, END_HEADERS, stream, &headers_to(path, &[])), frame(DATA, 0, stream, &prefix)].concat()
+}
+
+#[test]
+fn who_announces_much_and_sends_nothing_takes_no_room_from_others_and_loses_only_that_call() {
+    let server = Server::start(RULES);
+    let mut held: Vec<Raw> = (0..9).map(|_| Raw::connect(server.grpc(), &[]).expect("connects")).collect();
+    for raw in &mut held {
+        let watches = (0..16).flat_map(|number| announced(2 * number + 1, "/grpc.health.v1.Health/Watch", 4 << 20));
+        raw.send(&watches.collect::<Vec<_>>()).expect("is open");
+        raw.send(&announced(33, SHOULD_RATE_LIMIT, 1 << 20)).expect("is open");
+        assert!(raw.settles());
+    }
+    let long = "v".repeat(60_000);
+    server.ask(request("d", &[("user", &long)])).expect("one with a long value is answered");
+    wait_until("those calls are ended", || held.iter().all(|raw| raw.failed() == 17));
+    let raw = &mut held[0];
+    raw.send(&call(35, &question("d", &[("user", "a")]))).expect("the connection stays");
+    wait_until("the next call on the connection is answered", || raw.answers() == 1);
+}
+
+#[test]
+fn one_watch_too_many_is_refused_and_the_others_go_on() {
+    let server = Server::start(RULES);
+    let mut raw = Raw::connect(server.grpc(), &[]).expect("connects");
+    let watch = |number: u32| {
+        let head = frame(HEADERS, END_HEADERS, 2 * number + 1, &headers_to("/grpc.health.v1.Health/Watch", &[]));
+        [head, frame(DATA, END_STREAM, 2 * number + 1, &message(false, &[]))].concat()
+    };
+    raw.send(&(0..16).flat_map(watch).collect::<Vec<_>>()).expect("is open");
+    wait_until("all are told how things are", || raw.answers() == 16);
+    raw.send(&watch(16)).expect("is open");
+    wait_until("one more is refused", || raw.failed() == 1);
+    assert_eq!(raw.answers(), 16);
+}
+
+#[test]
+fn connections_that_have_not_asked_make_room_whatever_they_have_said() {
+    let server = Server::builder().file("rules.yaml", RULES).env("GRPC_MAX_CONNECTIONS", "50").start();
+    let pinged = [super::attack::opening(), frame(PING, 0, 0, b"pingping")].concat();
+    let held = super::attack::idle(server.grpc(), 60, &pinged);
+    server.ask(request("d", &[("user", "new")])).expect("one who comes late is let in and answered");
+    wait_until("the oldest have made room", || super::attack::closed(&held) >= 11);
+    drop(held);
+    let begun = super::attack::idle(server.http(), 1_100, b"G");
+    assert_eq!(server.get("/livez").status, 200, "a probe is answered");
+    assert!(super::attack::closed(&begun) >= 77);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::{
     RULES,
-    wire::{PING, RESET, Raw, call, frame, question},
+    wire::{END_HEADERS, HEADERS, PING, RESET, Raw, call, call_headers, frame, question},
 };
 use crate::harness::{Server, wait::DEADLINE, wait::holds_within, wait_until};
 
@@ -58,4 +58,30 @@ fn a_connection_survives_calls_that_were_given_up_while_the_server_stood_still()
     });
     server.resume();
     is_still_served(&server, sending.join().expect("does not panic"), 4_001);
+}
+
+/// Our window is used up by then, so that Envoy opens calls whose messages it may not send, and gives up on them.
+#[test]
+fn a_connection_survives_calls_without_a_message_that_were_given_up_while_the_server_stood_still() {
+    let server = Server::start(RULES);
+    let mut raw = Raw::connect(server.grpc(), &[]).expect("connects");
+    let question = question("d", &[("user", "envoy")]);
+    for first in (0..2_000).step_by(200) {
+        let asked = (first..first + 200).flat_map(|number| call(2 * number + 1, &question));
+        raw.send(&asked.collect::<Vec<u8>>()).expect("the connection is open");
+        assert!(raw.settles());
+    }
+    server.pause();
+    let headers = call_headers(&[]);
+    let unasked = |number: u32| {
+        let stream = 2 * number + 1;
+        [frame(HEADERS, END_HEADERS, stream, &headers), frame(RESET, 0, stream, &8_u32.to_be_bytes())].concat()
+    };
+    let pile: Vec<u8> = (2_000..6_500).flat_map(unasked).collect();
+    let sending = std::thread::spawn(move || {
+        raw.send(&pile).expect("the connection is open");
+        raw
+    });
+    server.resume();
+    is_still_served(&server, sending.join().expect("does not panic"), 6_500);
 }

@@ -108,7 +108,7 @@ fn slow_readers_are_cut_off_while_others_are_served() {
 }
 
 #[test]
-fn requests_that_are_never_finished_are_cut_off_while_others_are_served() {
+fn requests_that_are_never_finished_are_refused_while_others_are_served() {
     withstand(&HOLDS[1..]);
 }
 

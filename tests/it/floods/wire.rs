@@ -1,6 +1,7 @@
 //! HTTP/2 written by hand, for what no library would send.
 
 use std::{
+    collections::HashSet,
     io::{self, Read as _, Write as _},
     net::{Shutdown, TcpStream},
     sync::{
@@ -69,12 +70,19 @@ fn prefixed(mut number: usize, bits: u8) -> Vec<u8> {
     bytes
 }
 
+pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
 /// The headers of a call of `ShouldRateLimit`, and these.
 pub fn call_headers(more: &[(&str, &str)]) -> Vec<u8> {
+    headers_to(SHOULD_RATE_LIMIT, more)
+}
+
+/// The headers of a call of anything.
+pub fn headers_to(path: &str, more: &[(&str, &str)]) -> Vec<u8> {
     let own = [
         (":method", "POST"),
         (":scheme", "http"),
-        (":path", "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
+        (":path", path),
         (":authority", "sluice"),
         ("content-type", "application/grpc"),
         ("te", "trailers"),
@@ -105,6 +113,8 @@ struct Seen {
     /// Messages of answers.
     answers: AtomicUsize,
     pongs: AtomicUsize,
+    /// Streams that were ended by headers alone: calls that were answered with an error.
+    failed: AtomicUsize,
     /// Streams that were refused because there are too many.
     refused: AtomicUsize,
 }
@@ -146,6 +156,11 @@ impl Raw {
         self.seen.answers.load(Ordering::Relaxed)
     }
 
+    /// How many calls were answered with an error.
+    pub fn failed(&self) -> usize {
+        self.seen.failed.load(Ordering::Relaxed)
+    }
+
     /// How many streams were refused.
     pub fn refused(&self) -> usize {
         self.seen.refused.load(Ordering::Relaxed)
@@ -168,7 +183,7 @@ impl Drop for Raw {
 
 /// Answers pings, so that nobody takes us for gone.
 fn read_on(mut stream: TcpStream, seen: &Seen) {
-    let (mut unread, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
+    let (mut unread, mut buffer, mut begun) = (Vec::new(), vec![0; 64 << 10], HashSet::new());
     while let Ok(length @ 1..) = stream.read(&mut buffer) {
         unread.extend(&buffer[..length]);
         let mut at = 0;
@@ -184,6 +199,11 @@ fn read_on(mut stream: TcpStream, seen: &Seen) {
                 }
                 (DATA, _) if length > 0 => {
                     seen.answers.fetch_add(1, Ordering::Relaxed);
+                }
+                (HEADERS, flags) => {
+                    // Trailers follow an answer; an error has nothing before them.
+                    let is_first = begun.insert(u32::from_be_bytes([head[5], head[6], head[7], head[8]]));
+                    seen.failed.fetch_add(usize::from(is_first && flags == END_STREAM), Ordering::Relaxed);
                 }
                 (RESET, _) if payload == REFUSED_STREAM.to_be_bytes() => {
                     seen.refused.fetch_add(1, Ordering::Relaxed);
