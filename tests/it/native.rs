@@ -301,11 +301,19 @@ fn a_bucket_status_tells_every_rate_and_charges_nothing() {
     assert_eq!(consume(&server, costing("several:a", 0)).remaining_capacity, Some(0));
 }
 
+/// With the patience of a busy machine: nothing here is about time.
+fn on(redis: &servers::Server) -> Server {
+    let builder = Server::builder().file("rules.yaml", RULES).env("REDIS_URL", &redis.url());
+    let server = builder.env("REDIS_TIMEOUT", "30s").start();
+    server.wait_for_store();
+    server
+}
+
 #[test]
 fn a_status_in_redis_tells_the_same() {
     for binary in [servers::REDIS, servers::VALKEY] {
         let redis = servers::Server::start(binary);
-        let server = Server::builder().file("rules.yaml", RULES).env("REDIS_URL", &redis.url()).start();
+        let server = on(&redis);
         let fresh = one_rate(&server, "bucket:a");
         assert_eq!((fresh.level, fresh.remaining, fresh.last_update), (0.0, 4, None));
         assert!(consume(&server, costing("bucket:a", 3)).allowed);
@@ -325,7 +333,7 @@ fn a_status_in_redis_tells_the_same() {
 #[test]
 fn a_status_without_a_store_is_unavailable() {
     let redis = servers::Server::start(servers::REDIS);
-    let server = Server::builder().file("rules.yaml", RULES).env("REDIS_URL", &redis.url()).start();
+    let server = on(&redis);
     one_rate(&server, "bucket:a");
     drop(redis);
     let request = || GetBucketStatusRequest { limit_key: "bucket:a".to_owned(), ..Default::default() };
