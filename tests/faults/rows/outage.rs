@@ -183,6 +183,7 @@ impl Scene<'_> {
         let tripped = Instant::now();
         sheet.run(&load, self.lasts.saturating_sub(tripped - began));
         watch.memory(sheet, fault, MORE_MEMORY_MB);
+        let mending = Instant::now();
         mend(store);
         let well = Instant::now();
         sheet.step(&format!("{fault} is over"));
@@ -191,7 +192,7 @@ impl Scene<'_> {
         let calls = sheet.record(load, self.part);
 
         sheet.at_most(fault, "tripped after", tripped - began, SECOND);
-        Outage { tripped, well }.judge(sheet, fault, &calls);
+        Outage { tripped, mending, well }.judge(sheet, fault, &calls);
         let lines = sheet.recorded(self.part);
         for policy in POLICIES {
             let history = History::of_store(&lines, &format!("{policy}=one"));
@@ -208,14 +209,16 @@ impl Scene<'_> {
 struct Outage {
     /// It is known to be away.
     tripped: Instant,
-    /// It could answer again.
+    /// From here on it may answer again.
+    mending: Instant,
+    /// From here on it can.
     well: Instant,
 }
 
 impl Outage {
     fn judge(&self, sheet: &Sheet, fault: &str, calls: &[Call]) {
         let without: Vec<Call> =
-            calls.iter().filter(|call| call.sent > self.tripped && call.answered < self.well).cloned().collect();
+            calls.iter().filter(|call| call.sent > self.tripped && call.answered < self.mending).cloned().collect();
         let wrong: usize = POLICIES.iter().map(|policy| by_another(policy, calls, &without)).sum();
         let figure = format!("{} calls, {} of them without it: not by store or policy", calls.len(), without.len());
         sheet.judge(fault, &figure, &wrong, "0", wrong == 0 && !without.is_empty());
