@@ -87,6 +87,9 @@ pub fn primary_killed(sheet: &Sheet) {
     watch::clean(sheet, fault, &cluster.servers[1..].iter().collect::<Vec<_>>());
 }
 
+/// How the keys end that one request has.
+const TOGETHER: [char; 3] = ['a', 'b', 'c'];
+
 /// A slot on its way from one primary to another.
 struct Move<'c> {
     slot: String,
@@ -102,8 +105,11 @@ impl<'c> Move<'c> {
         Self { slot, from, to }
     }
 
+    /// Those that are asked for together come first, so that they move together.
     fn keys(&self) -> Vec<String> {
-        self.from.run(&["CLUSTER", "GETKEYSINSLOT", &self.slot, "1000"])
+        let mut keys: Vec<String> = self.from.run(&["CLUSTER", "GETKEYSINSLOT", &self.slot, "1000"]);
+        keys.sort_by_key(|key| !key.ends_with(TOGETHER));
+        keys
     }
 
     fn migrate(&self, keys: &[&str]) {
@@ -147,10 +153,13 @@ pub fn slot_moved(sheet: &Sheet) {
     // Requests of several keys, which may be here and there.
     let domain = hot.clone();
     let several = Load::start(&grpc, &pace(2, Some(millis(5))), move |_, _| {
-        ask_all(&domain, &[("many", "a"), ("many", "b"), ("many", "c")])
+        let values = TOGETHER.map(String::from);
+        ask_all(&domain, &values.each_ref().map(|value| ("many", value.as_str())))
     });
     let others = Load::start(&grpc, &pace(2, Some(millis(5))), move |_, _| request(&other, &[("bucket", "other")]));
     sheet.run(&one, sheet.span(2.0, 0.5));
+    // Keys that are nowhere yet cannot be made together where a slot arrives.
+    several.wait_for_calls(1);
     let rounds = if sheet.is_full() { 5 } else { 1 };
     for _ in 0..rounds {
         for (from, to) in [(0, 1), (1, 2), (2, 0)] {
