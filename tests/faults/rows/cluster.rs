@@ -49,7 +49,8 @@ fn start(cluster: &Cluster) -> Sluice {
 
 pub fn primary_killed(sheet: &Sheet) {
     let fault = "cluster, one of three primaries killed";
-    let mut cluster = Cluster::start(REDIS);
+    // Short, because all wait for it.
+    let mut cluster = Cluster::start_with(REDIS, millis(1_000));
     let sluice = start(&cluster);
     let watch = Watch::begin([&sluice]);
     let style = Style { callers_of_each: 4, pause: Some(millis(20)), deadline: None };

@@ -1,5 +1,7 @@
 //! Clusters.
 
+use std::time::Duration;
+
 use super::{Seen, doctor};
 use crate::{
     harness::wait_until,
@@ -41,7 +43,7 @@ fn every_node_and_every_slot_is_looked_at() {
 #[test]
 fn slots_that_nobody_serves_and_nodes_that_are_down_are_named() {
     let _alone = alone();
-    let mut cluster = Cluster::start(REDIS);
+    let mut cluster = Cluster::start_with(REDIS, Duration::from_secs(5));
     let forget = |server: &Server| server.run::<()>(&["CLUSTER", "DELSLOTS", "7", "8"]);
     cluster.servers.iter().for_each(forget);
     doctor_in(&cluster).fails("slots", &["2 of 16384 are served by nobody (7-8)", "redis-cli --cluster fix"]);

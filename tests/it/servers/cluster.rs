@@ -1,5 +1,7 @@
 //! A cluster of three primaries with a replica each.
 
+use std::time::Duration;
+
 use super::{Server, free_port};
 use crate::harness::wait_until;
 
@@ -12,15 +14,23 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// One that is not meant to lose anybody: a machine that stalls for seconds is no reason for a failover.
     #[track_caller]
     pub fn start(binary: &str) -> Self {
+        Self::start_with(binary, Duration::from_secs(10))
+    }
+
+    /// One whose nodes take a node for lost that was silent for so long.
+    #[track_caller]
+    pub fn start_with(binary: &str, node_timeout: Duration) -> Self {
+        let node_timeout_ms = node_timeout.as_millis().to_string();
         let start = || {
             let bus = free_port().to_string();
             let options = [
                 "--cluster-enabled",
                 "yes",
                 "--cluster-node-timeout",
-                "1000",
+                &node_timeout_ms,
                 "--cluster-port",
                 &bus,
                 "--cluster-replica-validity-factor",
