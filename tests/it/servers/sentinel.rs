@@ -3,6 +3,7 @@
 use std::{
     fs,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use tempfile::TempDir;
@@ -32,15 +33,22 @@ pub struct Sentinels {
 }
 
 impl Sentinels {
+    /// Some that are not meant to act: a machine that stalls for seconds is no reason for a failover.
     #[track_caller]
     pub fn start(binary: &str) -> Self {
+        Self::start_with(binary, Duration::from_secs(30))
+    }
+
+    /// Some who take a server for lost that was silent for so long.
+    #[track_caller]
+    pub fn start_with(binary: &str, down_after: Duration) -> Self {
         let also = "behind sentinels also: ";
         let primary = Server::start_as(binary, also, &[]);
         let replica = Server::start_as(binary, also, &["--replicaof", "127.0.0.1", &primary.port().to_string()]);
         wait_until("the replica follows", || {
             replica.run::<String>(&["INFO", "replication"]).contains("master_link_status:up")
         });
-        let sentinels = (0..3).map(|_| start_sentinel(binary, primary.port())).collect();
+        let sentinels = (0..3).map(|_| start_sentinel(binary, primary.port(), down_after)).collect();
         let sentinels = Self { servers: vec![primary, replica], sentinels };
         wait_until("the sentinels know each other and the replica", || {
             sentinels.sentinels.iter().all(|sentinel| {
@@ -88,13 +96,14 @@ impl Sentinel {
     }
 }
 
-fn start_sentinel(binary: &str, primary: u16) -> Sentinel {
+fn start_sentinel(binary: &str, primary: u16, down_after: Duration) -> Sentinel {
     let (port, dir) = (free_port(), TempDir::new().unwrap());
+    let down_after_ms = down_after.as_millis();
     let acl = documented_acl("on sentinels: user sluice ").join(" ");
     let file = dir.path().join("sentinel.conf");
     let text = format!(
         "port {port}\nbind 127.0.0.1\nuser sluice {acl}\nsentinel monitor {MASTER} 127.0.0.1 {primary} 2\n\
-         sentinel down-after-milliseconds {MASTER} 500\nsentinel failover-timeout {MASTER} 3000\n"
+         sentinel down-after-milliseconds {MASTER} {down_after_ms}\nsentinel failover-timeout {MASTER} 3000\n"
     );
     fs::write(&file, text).unwrap();
     let child = Command::new(binary)
