@@ -15,6 +15,7 @@ use crate::{
         Server as Sluice,
         grpc::request,
         load::{Call, Load, Outcome, Style},
+        wait::{DEADLINE, holds_within},
     },
     oracle::History,
     servers::{REDIS, Server},
@@ -146,6 +147,10 @@ fn jump(sheet: &Sheet, fault: &str, turn: usize, sidecars: &[Sluice], set: impl 
     let jumped = Instant::now();
     set();
     sheet.run(&load, sheet.span(6.0, 3.0));
+    // Where the machine is busy, callers may not have come to ask so soon after it. Whether they were admitted is judged below.
+    let admits =
+        |(key, fills): &(&str, Duration)| load.calls_since(jumped + *fills).iter().any(|call| is_open(call, key));
+    holds_within(DEADLINE, || KEYS.iter().all(admits));
     let part = turn.to_string();
     let calls = sheet.record(load, &part);
     sheet.count(
@@ -158,14 +163,16 @@ fn jump(sheet: &Sheet, fault: &str, turn: usize, sidecars: &[Sluice], set: impl 
         let gap = longest_without(&calls, &format!("{key}={turn}"), jumped);
         sheet.at_most(fault, &format!("{key}: longest time without one that is admitted"), gap, fills + GRAIN);
         // An hour would be longer than the run.
-        let is_open = calls
-            .iter()
-            .any(|call| call.sent > jumped + fills && call.outcome == Outcome::Ok && call.key.starts_with(key));
+        let is_open = calls.iter().any(|call| call.sent > jumped + fills && is_open(call, key));
         sheet.judge(fault, &format!("{key}: admits again"), &is_open, "true", is_open);
     }
     let history = History::of_store(&sheet.recorded(&part), &format!("bucket={turn}"));
     let once = if turn == 0 { 0.0 } else { BUCKET.capacity.min(BUCKET.per_second * AN_HOUR as f64) };
     BUCKET.never_too_many(sheet, fault, "burst", &history, once);
+}
+
+fn is_open(call: &Call, key: &str) -> bool {
+    call.outcome == Outcome::Ok && call.key.starts_with(key)
 }
 
 /// Between two admitted calls of a key, from an instant on.
