@@ -30,7 +30,8 @@ fn the_standalone_settings_start_a_server_that_passes_its_probes_and_finds_its_s
             _ => builder.env(&name, &value),
         };
     }
-    let server = builder.start();
+    // A busy machine is no sick store.
+    let server = builder.env("REDIS_TIMEOUT", "30s").start();
     wait_until("the store answers", || server.metric("sluice_store_up") == 1.0);
     assert_eq!(server.get("/livez").status, 200);
     let health = grpc::health(server.grpc(), "ratelimit").expect("the probe's service is known");
