@@ -38,7 +38,7 @@ fn all_that_is_said(env: &[(&str, &str)], format: &str, is_well: bool) -> String
     let builder = Sluice::builder().file("rules.yaml", RULES).env("LOG_LEVEL", "trace").env("LOG_FORMAT", format);
     let builder = env.iter().fold(builder, |builder, (name, value)| builder.env(name, value));
     // A store that is well gets the time of a busy machine; nobody waits for one that is not.
-    let server = builder.env("REDIS_TIMEOUT", if is_well { "2s" } else { "50ms" }).start();
+    let server = builder.env("REDIS_TIMEOUT", if is_well { "30s" } else { "50ms" }).start();
     if is_well {
         server.wait_for_store();
     } else {

@@ -129,7 +129,7 @@ pub fn jumps(sheet: &Sheet) {
 /// A sidecar whose clock is so many seconds off.
 fn by_clock(server: &Server, offset_s: i64) -> Sluice {
     let (url, offset, faked) = (server.url_of_sluice(), format!("{offset_s:+}"), faked());
-    let mut env = vec![("REDIS_URL", url.as_str()), ("REDIS_TIMEOUT", "2s"), ("FAKETIME", offset.as_str())];
+    let mut env = vec![("REDIS_URL", url.as_str()), ("REDIS_TIMEOUT", "30s"), ("FAKETIME", offset.as_str())];
     env.extend(faked.iter().map(|(name, value)| (*name, value.as_str())));
     let sluice = sluice(&rules(), &env);
     sluice.wait_for_store();

@@ -35,7 +35,7 @@ const BUCKET: Bucket = Bucket { capacity: 200.0, per_second: 100.0 };
 /// Of the three rates the first governs a burst and the second all that follows; the third is never met.
 const THREE: [Bucket; 2] = [Bucket { capacity: 50.0, per_second: 100.0 }, Bucket { capacity: 150.0, per_second: 50.0 }];
 /// The patience of a busy machine: what is judged here is who was admitted.
-const PATIENT: (&str, &str) = ("REDIS_TIMEOUT", "2s");
+const PATIENT: (&str, &str) = ("REDIS_TIMEOUT", "30s");
 const SIDECARS: usize = 4;
 
 fn several(server: &Server) -> Vec<Sluice> {

@@ -129,7 +129,7 @@ fn demoted(sheet: &Sheet, fault: &str, demote: fn(&Server, &Server)) {
 /// The server forgets the script ten times a second.
 pub fn flushed(sheet: &Sheet) {
     let server = Server::start(REDIS);
-    let sluice = sidecar(&server, &rules(), &[("REDIS_TIMEOUT", "2s")]);
+    let sluice = sidecar(&server, &rules(), &[("REDIS_TIMEOUT", "30s")]);
     let watch = Watch::begin([&sluice]);
     let style = Style { pause: None, ..STYLE };
     // Some that are admitted always, so that the store is asked all the time.

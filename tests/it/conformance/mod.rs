@@ -105,7 +105,7 @@ pub fn run_on_store(name: &str, prefix: &str, env: &[(String, String)]) {
         let mut env = env.to_vec();
         env.push(("CACHE_KEY_PREFIX".to_owned(), format!("{prefix}{number}:")));
         // That of a busy machine: nothing here is about time.
-        env.push(("REDIS_TIMEOUT".to_owned(), "2s".to_owned()));
+        env.push(("REDIS_TIMEOUT".to_owned(), "30s".to_owned()));
         failures.extend(run_case(&table, case, Door::Grpc, &env));
     }
     assert!(failures.is_empty(), "{} of {name} failed:\n\n{}", failures.len(), failures.join("\n\n"));

@@ -62,7 +62,7 @@ impl Stage {
     /// A sluice that uses it. Its patience is that of a busy machine, unless the settings say otherwise.
     #[track_caller]
     pub fn sluice(&self, rules: &str, env: &[(&str, &str)]) -> Sluice {
-        let mut builder = Sluice::builder().file("rules.yaml", rules).env("REDIS_TIMEOUT", "2s");
+        let mut builder = Sluice::builder().file("rules.yaml", rules).env("REDIS_TIMEOUT", "30s");
         for (name, value) in self.env() {
             builder = builder.env(&name, &value);
         }

@@ -61,7 +61,7 @@ fn limiter(server: &Server, fragile: &Arc<Fragile>) -> Limiter {
     let set = |name: &str| match name {
         "REDIS_URL" => Some(url.clone()),
         "REDIS_POOL_SIZE" => Some(LANES.to_string()),
-        "REDIS_TIMEOUT" => Some("2s".to_owned()),
+        "REDIS_TIMEOUT" => Some("30s".to_owned()),
         _ => None,
     };
     let (settings, _) = Settings::read(set).unwrap();
@@ -84,7 +84,7 @@ async fn ask(limiter: &Limiter) -> (Code, bool) {
     let entries = [Entry { key: "a", value: "1" }];
     let descriptor = Descriptor { entries: entries.into_iter().collect(), hits: Hits::ONE, override_quota: None };
     let request = Request { domain: "d", descriptors: [descriptor].into_iter().collect() };
-    let answer = limiter.check(&request, Some(Duration::from_secs(5))).await.unwrap();
+    let answer = limiter.check(&request, Some(Duration::from_secs(30))).await.unwrap();
     (answer.verdict().code, answer.degraded)
 }
 

@@ -46,9 +46,13 @@ fn is_decided(sluice: &Sluice) -> bool {
     !degraded
 }
 
+/// The patience of a busy machine, and that of a caller who is to meet silence.
+const PATIENT: &str = "5s";
+const SHORT: &str = "500ms";
+
 /// A sluice with one connection to it.
-fn on(fake: &Fake) -> Sluice {
-    let env = [("REDIS_URL", &*fake.address()), ("REDIS_TIMEOUT", "500ms"), ("REDIS_POOL_SIZE", "1")];
+fn on(fake: &Fake, timeout: &str) -> Sluice {
+    let env = [("REDIS_URL", &*fake.address()), ("REDIS_TIMEOUT", timeout), ("REDIS_POOL_SIZE", "1")];
     let sluice = sluice(RULES, &env);
     sluice.wait_for_store();
     sluice
@@ -56,8 +60,12 @@ fn on(fake: &Fake) -> Sluice {
 
 /// One request, whose calls are answered like this, and then like any other.
 fn see(said: impl IntoIterator<Item = Said>) -> Seen {
+    see_within(PATIENT, said)
+}
+
+fn see_within(timeout: &str, said: impl IntoIterator<Item = Said>) -> Seen {
     let fake = Fake::start();
-    let sluice = on(&fake);
+    let sluice = on(&fake, timeout);
     fake.answer_next(said);
     let decided = is_decided(&sluice);
     Seen { fake, sluice, decided }
@@ -101,7 +109,7 @@ fn a_node_that_says_it_cannot_serve_is_not_asked_any_more() {
         "CLUSTERDOWN The cluster is down",
     ] {
         let fake = Fake::start();
-        let sluice = on(&fake);
+        let sluice = on(&fake, PATIENT);
         fake.answer_next([Said::error(error)]);
         fake.answer_probes(Some(Said::error(error)));
         assert!(!is_decided(&sluice), "{error}");
@@ -209,7 +217,7 @@ fn garbage_and_a_connection_that_ends_are_failures() {
 
 #[test]
 fn silence_is_a_timeout_and_three_of_them_end_the_connection() {
-    let seen = see(std::iter::repeat_n(Said::Silence, 3));
+    let seen = see_within(SHORT, std::iter::repeat_n(Said::Silence, 3));
     assert_failed(&seen, "timeout", 0.0);
     assert!(seen.calls().0 >= 4);
     wait_until("it was dialled again", || seen.fake.connections() == 2);
@@ -220,7 +228,7 @@ fn a_timeout_in_the_middle_of_a_reply_is_no_answer_to_the_next() {
     // The rest of the first reply comes as the answer to the second call.
     let reply = packed(&[1, 0, 9, 100]);
     let (first, second) = reply.split_at(20);
-    let seen = see([Said::Bytes(first.to_owned()), Said::Bytes(second.to_owned())]);
+    let seen = see_within(SHORT, [Said::Bytes(first.to_owned()), Said::Bytes(second.to_owned())]);
     assert!(!seen.decided);
     let response = seen.sluice.ask(request("d", &[("a", "1")])).unwrap();
     assert_ne!(response.statuses[0].limit_remaining, 9, "a late reply answers nobody");
@@ -233,7 +241,7 @@ fn redirected(said: impl Fn(&Fake) -> Said) -> (Fake, Fake, Sluice, bool) {
     let slots: Vec<(u16, u16, &str)> = slots.iter().map(|(from, to, address)| (*from, *to, &**address)).collect();
     first.serve_slots(&slots);
     second.serve_slots(&slots);
-    let env = [("REDIS_URL", &*first.address()), ("REDIS_TYPE", "CLUSTER"), ("REDIS_TIMEOUT", "2s")];
+    let env = [("REDIS_URL", &*first.address()), ("REDIS_TYPE", "CLUSTER"), ("REDIS_TIMEOUT", PATIENT)];
     let sluice = sluice(RULES, &env);
     sluice.wait_for_store();
     first.answer_next([said(&second)]);
@@ -270,7 +278,7 @@ fn a_node_that_nobody_hears_of_any_more_is_let_go() {
 #[test]
 fn a_sick_node_is_dialled_by_one_at_a_time() {
     let fake = Fake::start();
-    let env = [("REDIS_URL", &*fake.address()), ("REDIS_POOL_SIZE", "8"), ("REDIS_TIMEOUT", "500ms")];
+    let env = [("REDIS_URL", &*fake.address()), ("REDIS_POOL_SIZE", "8"), ("REDIS_TIMEOUT", PATIENT)];
     let sluice = sluice(RULES, &env);
     sluice.wait_for_store();
     assert_eq!(fake.connections(), 8, "all lanes are connected before the first caller comes");
@@ -289,7 +297,7 @@ fn a_sick_node_is_dialled_by_one_at_a_time() {
 #[test]
 fn a_clock_that_shows_what_none_can_is_a_bad_response() {
     let fake = Fake::start();
-    let sluice = sluice(RULES, &[("REDIS_URL", &fake.address()), ("REDIS_TIMEOUT", "2s")]);
+    let sluice = sluice(RULES, &[("REDIS_URL", &fake.address()), ("REDIS_TIMEOUT", PATIENT)]);
     sluice.wait_for_store();
     let standing = |seconds: &str| {
         fake.show_time(seconds);

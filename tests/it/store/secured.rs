@@ -26,7 +26,7 @@ fn left(sluice: &Sluice) -> u32 {
 
 #[track_caller]
 fn on(env: &[(&str, &str)]) -> Sluice {
-    let sluice = sluice(RULES, &[&[("REDIS_TIMEOUT", "2s")], env].concat());
+    let sluice = sluice(RULES, &[&[("REDIS_TIMEOUT", "30s")], env].concat());
     sluice.wait_for_store();
     sluice
 }
@@ -136,7 +136,7 @@ fn rules_per_second_have_a_store_of_their_own() {
         ("REDIS_URL", &main.url_of_sluice()),
         ("REDIS_PERSECOND", "true"),
         ("REDIS_PERSECOND_URL", &per_second.url_of_sluice()),
-        ("REDIS_PERSECOND_TIMEOUT", "2s"),
+        ("REDIS_PERSECOND_TIMEOUT", "30s"),
     ]);
     let response = sluice.ask(ask_all("d", &[("a", "1"), ("second", "1")])).unwrap();
     assert_eq!(response.overall_code, i32::from(Code::Ok));
