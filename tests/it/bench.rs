@@ -120,7 +120,7 @@ fn a_report_for_people_has_the_same_in_it() {
 
 #[test]
 fn a_closed_port_is_told_in_one_sentence() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let free = format!("127.0.0.1:{}", crate::servers::free_port());
     let complaint = complaint(&free, &["--descriptor", "a=b"]);
     assert!(complaint.starts_with(&format!("sluice: cannot connect to {free}: ")), "{complaint}");
 }

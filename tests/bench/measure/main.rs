@@ -6,6 +6,8 @@
 mod guard;
 mod instructions;
 mod load;
+#[path = "../../it/servers/ports.rs"]
+mod ports;
 mod redis_cost;
 mod servers;
 mod table;

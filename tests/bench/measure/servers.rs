@@ -3,12 +3,14 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::{Ipv4Addr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
+
+pub use super::ports::free_port;
 
 /// valgrind reads all debug information first.
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -181,11 +183,6 @@ impl Drop for Redis {
         let _ = self.child.wait();
         let _ = fs::remove_dir_all(&self.dir);
     }
-}
-
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there are free ports");
-    listener.local_addr().expect("a listener has an address").port()
 }
 
 fn signal(name: &str, process: u32) {

@@ -3,14 +3,14 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     process::{Child, Command, Stdio},
 };
 
 use super::{Built, envoy, read, root};
 use crate::{
     harness::{Server, grpc, wait_until},
-    servers::{Server as Store, VALKEY},
+    servers::{Server as Store, VALKEY, free_port},
 };
 
 #[test]
@@ -95,7 +95,7 @@ impl Drop for Killed {
 fn what_the_compose_file_promises_happens_with_its_envoy_and_the_example_rules() {
     let rules = root().join("config/rules");
     let server = Server::builder().env("RATE_LIMIT_CONFIG", &rules.display().to_string()).start();
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port is free").port();
+    let port = free_port();
     let sluice = server.grpc().rsplit_once(':').expect("an address has a port").1;
     // The same file at other addresses, and with time to spare: a missed deadline would let requests through.
     let mut bootstrap = read("deploy/docker/envoy.yaml");

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     fs,
-    net::TcpListener,
     process::{Child, Command, Stdio},
 };
 
@@ -19,7 +18,7 @@ use crate::{
         wait::{DEADLINE, holds_within},
         wait_until,
     },
-    servers::{REDIS, Server as Store},
+    servers::{REDIS, Server as Store, free_port},
 };
 
 const RULES: &str = r"
@@ -181,16 +180,16 @@ impl Prometheus {
         );
         let path = dir.path().join("prometheus.yml");
         fs::write(&path, config).expect("a file can be written");
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port is free");
+        let address = format!("127.0.0.1:{}", free_port());
         let child = Command::new("prometheus")
             .arg(format!("--config.file={}", path.display()))
             .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
-            .arg(format!("--web.listen-address={port}"))
+            .arg(format!("--web.listen-address={address}"))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| panic!("prometheus cannot be run ({error}): tests/run installs what tests need"));
-        Self { child, address: port.to_string(), _dir: dir }
+        Self { child, address, _dir: dir }
     }
 
     /// How many series a query gives; none while Prometheus is not up.

@@ -2,13 +2,13 @@
 
 mod cluster;
 pub mod fake;
+mod ports;
 mod proxy;
 mod sentinel;
 
 use std::{
     fs,
     io::{self, BufRead as _, BufReader},
-    net::TcpListener,
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -16,6 +16,7 @@ use std::{
 };
 
 pub use cluster::Cluster;
+pub use ports::free_port;
 pub use proxy::Proxy;
 use redis::{FromRedisValue, Value};
 pub use sentinel::Sentinels;
@@ -42,10 +43,6 @@ pub fn documented_acl(begin: &str) -> Vec<String> {
     let line = documentation.lines().find_map(|line| line.strip_prefix("//! ")?.strip_prefix(begin));
     let line = line.unwrap_or_else(|| panic!("no line begins with {begin}"));
     line.split_whitespace().map(|word| word.replace("PASSWORD", PASSWORD)).collect()
-}
-
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).unwrap().port()
 }
 
 pub struct Server {
