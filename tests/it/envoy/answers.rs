@@ -52,6 +52,7 @@ fn an_envoy_that_adds_no_retry_after_passes_on_that_of_sluice() {
     let envoy = super::Envoy::asking(&sluice)
         .replace("enable_retry_after_header: true", "enable_retry_after_header: false")
         .start();
+    super::wait_for_room_in_the_hour();
     let allowed = envoy.get("/users", &[("x-user", "ann")]);
     assert_eq!(allowed.header("ratelimit-limit"), Some("3"));
     assert_eq!(allowed.header("ratelimit-remaining"), Some("2"));

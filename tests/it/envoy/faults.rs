@@ -39,6 +39,7 @@ fn without_its_store_each_policy_holds_whatever_the_failure_mode_of_envoy() {
         assert_eq!(ask(&open, "error"), (200, false));
         assert_eq!(ask(&closed, "error"), (500, false));
     }
+    super::wait_for_room_in_the_hour();
     let local = [&open, &closed, &open, &closed].map(|envoy| ask(envoy, "local"));
     assert_eq!(local, [(200, true), (200, true), (429, true), (429, true)]);
     assert_eq!(open.counter("cluster.app.ratelimit.failure_mode_allowed"), 4);

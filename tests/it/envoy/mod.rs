@@ -10,9 +10,11 @@ mod limits;
 mod process;
 mod transports;
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use process::{Envoy, deployed, port};
 
-use crate::harness::{Server, server::Builder};
+use crate::harness::{Server, server::Builder, wait_until};
 
 /// An Envoy and the sluice that it asks.
 struct Edge {
@@ -29,6 +31,7 @@ impl Edge {
     fn with(sluice: Builder) -> Self {
         let sluice = sluice.start();
         let envoy = Envoy::asking(&sluice).start();
+        wait_for_room_in_the_hour();
         Self { envoy, sluice }
     }
 
@@ -36,6 +39,14 @@ impl Edge {
     fn statuses(&self, times: usize, path: &str, headers: &[(&str, &str)]) -> Vec<u16> {
         (0..times).map(|_| self.envoy.get(path, headers).status).collect()
     }
+}
+
+/// The rules count by the hour: what is counted must not begin anew in the middle of a test.
+fn wait_for_room_in_the_hour() {
+    const HOUR_S: u64 = 3_600;
+    const ROOM_S: u64 = 10;
+    let now_s = || SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs();
+    wait_until("there is room in the hour", || HOUR_S - now_s() % HOUR_S > ROOM_S);
 }
 
 /// So many answers of 200, then so many of 429.

@@ -1,6 +1,6 @@
 //! The other bootstraps: a unix socket, and mutual TLS.
 
-use super::{deployed, port, process::Envoy, then_refused};
+use super::{deployed, port, process::Envoy, then_refused, wait_for_room_in_the_hour};
 use crate::{harness::Server, transport::certificates::Authority};
 
 fn statuses(envoy: &Envoy) -> Vec<u16> {
@@ -17,6 +17,7 @@ fn envoy_asks_over_a_unix_socket() {
         .patient()
         .replace("path: /run/sluice/sluice.sock", &format!("path: {socket}"))
         .start();
+    wait_for_room_in_the_hour();
     assert_eq!(statuses(&envoy), then_refused(3, 2));
     assert_eq!(envoy.errors(), 0);
 }
@@ -46,6 +47,7 @@ fn envoy_asks_over_mutual_tls_and_only_the_named_one_is_answered() {
             .start()
     };
     let named = envoy("envoy");
+    wait_for_room_in_the_hour();
     assert_eq!(statuses(&named), then_refused(3, 2));
     assert_eq!(named.errors(), 0);
     let stranger = envoy("stranger");
