@@ -115,7 +115,7 @@ fn a_call_in_flight_is_answered_before_the_process_ends() {
     let call = HalfACall::begin(&server, SHOULD_RATE_LIMIT);
     server.terminate();
     call.wait_until_asked_to_leave();
-    assert!(TcpStream::connect(server.grpc()).is_err(), "nobody new is let in");
+    wait_until("nobody new is let in", || TcpStream::connect(server.grpc()).is_err());
     assert_eq!(call.end(&request("d", &[("ip", "1")])).statuses[0].limit_remaining, 99);
     assert!(server.wait_for_exit().success());
     assert!(!cut_something_off(&server));
