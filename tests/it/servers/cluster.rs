@@ -56,14 +56,17 @@ impl Cluster {
             server.run::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
         }
         wait_until("all have met", || {
-            cluster.servers.iter().all(|server| server.info("cluster_known_nodes") == (2 * PRIMARIES).to_string())
+            cluster
+                .servers
+                .iter()
+                .all(|server| server.cluster_info("cluster_known_nodes") == (2 * PRIMARIES).to_string())
         });
         for (replica, primary) in cluster.servers[PRIMARIES..].iter().zip(&cluster.servers) {
             let id: String = primary.run(&["CLUSTER", "MYID"]);
             wait_until("a replica follows", || replica.try_run::<()>(&["CLUSTER", "REPLICATE", &id]).is_ok());
         }
         wait_until("the cluster is complete", || {
-            let is_ok = |server: &Server| server.info("cluster_state") == "ok";
+            let is_ok = |server: &Server| server.cluster_info("cluster_state") == "ok";
             let follows =
                 |server: &Server| server.run::<String>(&["INFO", "replication"]).contains("master_link_status:up");
             cluster.servers.iter().all(is_ok) && cluster.servers[PRIMARIES..].iter().all(follows)
@@ -84,7 +87,8 @@ impl Cluster {
 }
 
 impl Server {
-    fn info(&self, field: &str) -> String {
+    /// What it says of the cluster.
+    pub fn cluster_info(&self, field: &str) -> String {
         let info: String = self.run(&["CLUSTER", "INFO"]);
         let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
         value.unwrap_or_default().trim().to_owned()
