@@ -72,11 +72,12 @@ fn idle_connections_beyond_their_number_are_asked_to_leave_and_busy_ones_stay() 
         ask(raw, 0).expect("is open");
     }
     let mut calls = 0;
-    wait_until("all but one have left", || {
+    let left = holds_within(2 * DEADLINE, || {
         calls += 1;
         ask(&mut connections[0], calls).expect("the busy one is open");
         connections[1..].iter().filter(|raw| raw.is_closed()).count() == 2
     });
+    assert!(left, "all but one have left");
     assert!(!connections[0].is_closed());
     wait_until("they are counted", || {
         server.metric("sluice_connections_closed_total{door=\"grpc\",reason=\"idle\"}") == 2.0

@@ -1,5 +1,7 @@
 //! Keys that are not ours, or that we cannot read: left alone, told of, and nobody else's trouble.
 
+use std::time::Instant;
+
 use super::{Stage, ask_all};
 use crate::{
     harness::{
@@ -16,6 +18,9 @@ descriptors:
   - {key: allow, rate_limit: {unit: year, requests_per_unit: 100}}
   - {key: well, rate_limit: {unit: year, requests_per_unit: 100}}
 ";
+
+/// It is told once in this time, which twenty turns take only where the machine stalls.
+const TOLD_EVERY_S: u64 = 10;
 
 fn is_degraded(response: &Response) -> bool {
     response.response_headers_to_add.iter().any(|header| header.key == "x-ratelimit-degraded" && header.value == "true")
@@ -35,6 +40,7 @@ fn with_damaged(reason: &str, damage: impl Fn(&Server, &str), look: impl Fn(&Ser
     damaged.iter().for_each(|key| damage(server, key));
     let before: Vec<String> = damaged.iter().map(|key| look(server, key)).collect();
 
+    let began = Instant::now();
     for turn in 1..=20 {
         let allowed = sluice.ask(request("d", &[("allow", "1")])).unwrap();
         assert_eq!((allowed.overall_code, is_degraded(&allowed)), (i32::from(Code::Ok), true));
@@ -43,8 +49,10 @@ fn with_damaged(reason: &str, damage: impl Fn(&Server, &str), look: impl Fn(&Ser
         let both = sluice.ask(ask_all("d", &[("allow", "1"), ("well", "1")])).unwrap();
         assert_eq!(both.statuses[1].limit_remaining, 100 - turn, "the other rule is counted as ever");
     }
+    sluice.wait_for_line(&["not ours"]);
     let told: Vec<String> = sluice.log().into_iter().filter(|line| line.contains("not ours")).collect();
-    assert_eq!(told.len(), 1, "{told:?}");
+    let most = 1 + began.elapsed().as_secs() / TOLD_EVERY_S;
+    assert!(told.len() as u64 <= most, "{told:?}");
     assert!(damaged.iter().any(|key| told[0].contains(key.as_str())), "{} names no key of {damaged:?}", told[0]);
     assert!(sluice.metric(&format!("sluice_store_errors_total{{kind=\"{reason}\"}}")) >= 40.0);
     assert_eq!(sluice.metric("sluice_store_breaker_trips_total"), 0.0, "the store itself is well");
