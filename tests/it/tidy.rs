@@ -86,7 +86,8 @@ fn no_file_is_longer_than_500_lines() {
 fn no_test_sleeps() {
     let mut places = Vec::new();
     for (path, text) in files("tests", &["rs"]).into_iter().chain(files("src", &["rs"])) {
-        let is_test = path.starts_with(root().join("tests")) || path.to_string_lossy().contains("tests");
+        // Not by what is above it: a checkout may be called anything.
+        let is_test = path.strip_prefix(root()).unwrap_or(&path).to_string_lossy().contains("tests");
         for (number, line) in code(&text).filter(|_| is_test) {
             // This test has to name what it looks for.
             let sleeps = ["thread::sleep", "time::sleep("].iter().any(|word| line.contains(word));
