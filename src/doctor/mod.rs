@@ -22,9 +22,12 @@ use std::{future::Future, time::Duration};
 use tokio::time::timeout;
 
 pub use self::finding::{Finding, Report, Verdict};
-use crate::config::settings::{Settings, Warning};
+use crate::{
+    config::settings::{Settings, Warning},
+    store::redis::settings::RedisSettings,
+};
 
-/// For all that is said of one subject. Each look has a limit of its own; this is in case they add up.
+/// For all that is said of one subject, other than a store. Each look has a limit of its own; this is in case they add up.
 const SUBJECT_MAX: Duration = Duration::from_secs(15);
 
 /// Looks at everything. Takes about as long as the slowest answer.
@@ -54,21 +57,22 @@ pub async fn examine(settings: &Settings, warnings: &[Warning]) -> Report {
 
 async fn examine_stores(settings: &Settings, per_second: bool) -> store::Examined {
     match (&settings.store.redis, per_second) {
-        (Some((main, _)), false) => in_time_or("reach", store::examine(main, &store::MAIN)).await,
-        (Some((_, Some(own))), true) => in_time_or("reach", store::examine(own, &store::PER_SECOND)).await,
+        (Some((main, _)), false) => examine_store(main, &store::MAIN).await,
+        (Some((_, Some(own))), true) => examine_store(own, &store::PER_SECOND).await,
         _ => store::Examined::default(),
     }
 }
 
-async fn in_time_or(check: &'static str, looking: impl Future<Output = store::Examined>) -> store::Examined {
-    let late = || store::Examined { findings: vec![too_late(check)], p99: None };
-    timeout(SUBJECT_MAX, looking).await.unwrap_or_else(|_| late())
+async fn examine_store(settings: &RedisSettings, names: &'static store::Names) -> store::Examined {
+    let limit = store::time_for(settings);
+    let late = || store::Examined { findings: vec![too_late("reach", limit)], p99: None };
+    timeout(limit, store::examine(settings, names)).await.unwrap_or_else(|_| late())
 }
 
 async fn in_time(check: &'static str, looking: impl Future<Output = Vec<Finding>>) -> Vec<Finding> {
-    timeout(SUBJECT_MAX, looking).await.unwrap_or_else(|_| vec![too_late(check)])
+    timeout(SUBJECT_MAX, looking).await.unwrap_or_else(|_| vec![too_late(check, SUBJECT_MAX)])
 }
 
-fn too_late(check: &'static str) -> Finding {
-    Finding::fail(check, &"", format!("no result within {SUBJECT_MAX:?}: something here is very slow"))
+fn too_late(check: &'static str, limit: Duration) -> Finding {
+    Finding::fail(check, &"", format!("no result within {limit:?}: something here is very slow"))
 }

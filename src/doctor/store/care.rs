@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 
-use redis::{aio::MultiplexedConnection, cmd};
+use redis::cmd;
 
-use super::reach::{ask, ask_all};
+use super::reach::{Connection, ask, ask_all};
 use crate::{doctor::finding::Finding, store::redis::fault::Fault};
 
 const OPTIONS: [&str; 7] = [
@@ -30,7 +30,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    pub async fn ask(connection: &mut MultiplexedConnection) -> Result<Self, Fault> {
+    pub async fn ask(connection: &mut Connection) -> Result<Self, Fault> {
         let mut facts = Self::default();
         match ask(connection, &cmd("INFO")).await {
             Ok(reply) => {

@@ -3,9 +3,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use redis::aio::MultiplexedConnection;
-
-use super::reach::ask;
+use super::reach::{Connection, ask};
 use crate::{
     doctor::finding::{Finding, Verdict},
     store::redis::fault::Fault,
@@ -26,7 +24,7 @@ pub struct Reading {
 }
 
 /// The look with the shortest way is the most exact.
-pub async fn read(connection: &mut MultiplexedConnection, target: &str) -> Result<Option<Reading>, Fault> {
+pub async fn read(connection: &mut Connection, target: &str) -> Result<Option<Reading>, Fault> {
     let mut best: Option<Reading> = None;
     for _ in 0..LOOKS {
         let (began, sent) = (SystemTime::now(), Instant::now());

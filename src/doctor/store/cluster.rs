@@ -66,10 +66,11 @@ async fn is_known(seed: &Address, nodes: &[Node]) -> bool {
 
 /// The slots that a node knows of, or what keeps it from telling.
 async fn ask(store: &Store, seed: &Address) -> Result<Vec<SlotRange>, String> {
-    let unreached = match timeout(PATIENCE, slots_from(&store.settings, seed)).await {
+    let patience = store.patience();
+    let unreached = match timeout(patience, slots_from(&store.settings, seed)).await {
         Ok(Ok(ranges)) => return Ok(ranges),
-        Ok(Err(error)) => Unreached::of(error, PATIENCE),
-        Err(_) => Unreached::silent(PATIENCE),
+        Ok(Err(error)) => Unreached::of(error, patience),
+        Err(_) => Unreached::silent(patience),
     };
     Err(match &unreached.fault {
         Some(Fault::Denied(text)) if is_about(text, "cluster") => {

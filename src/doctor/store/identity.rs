@@ -1,8 +1,11 @@
 //! Who a node says it is. Every server that is new enough knows `HELLO`, and from Redis 6.2 on it needs no permission.
 
-use redis::{Value, aio::MultiplexedConnection};
+use redis::Value;
 
-use super::{permissions::is_about, reach::ask};
+use super::{
+    permissions::is_about,
+    reach::{Connection, ask},
+};
 use crate::store::redis::fault::Fault;
 
 /// The oldest releases that the script is written for.
@@ -35,7 +38,7 @@ impl Greeting {
     }
 }
 
-pub async fn greet(connection: &mut MultiplexedConnection) -> Result<Greeting, Fault> {
+pub async fn greet(connection: &mut Connection) -> Result<Greeting, Fault> {
     let mut hello = redis::cmd("HELLO");
     // The protocol that is spoken already.
     hello.arg(2);

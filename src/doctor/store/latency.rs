@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use redis::aio::MultiplexedConnection;
-
-use super::{canary::Canary, reach::ask};
+use super::{
+    canary::Canary,
+    reach::{Connection, ask},
+};
 use crate::{
     doctor::finding::{Finding, Verdict},
     store::redis::fault::Fault,
@@ -22,7 +23,7 @@ pub struct Latency {
 }
 
 /// One call after the other, as an idle sluice sends them.
-pub async fn measure(connection: &mut MultiplexedConnection, canary: &Canary) -> Result<Latency, Fault> {
+pub async fn measure(connection: &mut Connection, canary: &Canary) -> Result<Latency, Fault> {
     let call = canary.evalsha();
     let (began, mut took) = (Instant::now(), Vec::with_capacity(CALLS));
     while took.is_empty() || took.len() < CALLS && began.elapsed() < TAKES_AT_MOST {

@@ -25,8 +25,12 @@ use crate::store::redis::{
     settings::{Address, RedisSettings, Topology},
 };
 
-/// For the dial, and for one answer. What takes longer is of no use to a rate limiter.
+/// For the dial, and for one answer, unless the service itself waits longer. What takes longer is of no use to a rate limiter.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// For all of a node, in patiences. Its looks have limits of their own; this is for a node that is slow in all of them.
+const NODE_MAX: u32 = 6;
+/// For all of a store: whom it is found by, its primaries, and then its replicas.
+const STORE_MAX: u32 = 15;
 
 /// What a store and its settings are called.
 #[derive(Debug)]
@@ -76,6 +80,10 @@ pub struct Store {
 }
 
 impl Store {
+    fn patience(&self) -> Duration {
+        PATIENCE.max(self.settings.timeout)
+    }
+
     /// As findings name a node.
     fn target(&self, address: &impl ToString) -> String {
         format!("{}{}", self.names.label, address.to_string())
@@ -87,6 +95,11 @@ impl Store {
         let end_s = presented(address).await?;
         Some(certificates::judge(&self.target(address), "the certificate that it shows", end_s))
     }
+}
+
+/// How long it may take to look at a store.
+pub fn time_for(settings: &RedisSettings) -> Duration {
+    PATIENCE.max(settings.timeout) * STORE_MAX
 }
 
 pub async fn examine(settings: &RedisSettings, names: &'static Names) -> Examined {

@@ -3,18 +3,18 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use redis::{Value, aio::MultiplexedConnection, cmd};
+use redis::{Value, cmd};
 use tokio::time::timeout;
 
 use super::{
-    Store,
+    NODE_MAX, Store,
     canary::Canary,
     care::Facts,
     clock::{self, Reading},
     identity::{Age, Greeting, greet},
     latency::{self, ms},
     permissions::{Permissions, is_about, try_all},
-    reach::{self, Unreached, user_of},
+    reach::{self, Connection, Unreached, user_of},
 };
 use crate::{
     doctor::finding::{Finding, Verdict},
@@ -23,9 +23,6 @@ use crate::{
         settings::{Address, Topology},
     },
 };
-
-/// For all of a node. Its looks have limits of their own; this is for a node that is slow in all of them.
-const NODE_MAX: Duration = Duration::from_secs(6);
 
 /// What a node is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +63,11 @@ impl Examined {
 pub async fn examine(store: &Store, node: &Node) -> Examined {
     let mut examined = Examined { target: store.target(&node.address), ..Examined::default() };
     let look = Look { store, node };
-    match timeout(NODE_MAX, look.look(&mut examined)).await {
+    let limit = store.patience() * NODE_MAX;
+    match timeout(limit, look.look(&mut examined)).await {
         Ok(Ok(())) => {}
         Ok(Err(fault)) => examined.say(Verdict::Fail, "reach", format!("the conversation ended: {fault}")),
-        Err(_) => examined.say(Verdict::Fail, "reach", format!("not done within {NODE_MAX:?}: it answers too slowly")),
+        Err(_) => examined.say(Verdict::Fail, "reach", format!("not done within {limit:?}: it answers too slowly")),
     }
     examined
 }
@@ -96,7 +94,7 @@ impl Look<'_> {
         let greeting = match greet(&mut connection).await {
             Ok(greeting) => greeting,
             Err(fault) => {
-                self.tell_unreached(&Unreached::by(fault), examined).await;
+                self.tell_unreached(&Unreached::by(fault, self.store.patience()), examined).await;
                 return Ok(());
             }
         };
@@ -205,7 +203,7 @@ impl Look<'_> {
 
     async fn try_script(
         &self,
-        connection: &mut MultiplexedConnection,
+        connection: &mut Connection,
         greeting: &Greeting,
         examined: &mut Examined,
     ) -> Result<(), Fault> {
@@ -262,7 +260,7 @@ fn refused(fault: Fault) -> Result<Option<Reading>, Fault> {
 }
 
 /// Those whom a primary calls its replicas.
-async fn replicas(connection: &mut MultiplexedConnection) -> Vec<Address> {
+async fn replicas(connection: &mut Connection) -> Vec<Address> {
     let Ok(Value::Array(fields)) = reach::ask(connection, &cmd("ROLE")).await else { return Vec::new() };
     let Some(Value::Array(rows)) = fields.into_iter().nth(2) else { return Vec::new() };
     let address = |row: Value| {

@@ -4,9 +4,12 @@
 //! attempt would stand in the server's `ACL LOG` and bring nothing. A server looks at permissions before anything else, so that
 //! replicas and nodes that refuse writes answer the question as well.
 
-use redis::{Cmd, aio::MultiplexedConnection, cmd};
+use redis::{Cmd, cmd};
 
-use super::{canary::Canary, reach::ask_all};
+use super::{
+    canary::Canary,
+    reach::{Connection, ask_all},
+};
 use crate::store::redis::{
     fault::Fault,
     script,
@@ -25,7 +28,7 @@ pub struct Permissions {
 
 /// The fault is one that ended the conversation.
 pub async fn try_all(
-    connection: &mut MultiplexedConnection,
+    connection: &mut Connection,
     settings: &RedisSettings,
     canary: &Canary,
 ) -> Result<Permissions, Fault> {

@@ -10,7 +10,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{PATIENCE, Store};
+use super::Store;
 use crate::{
     doctor::certificates::presented,
     store::redis::{
@@ -19,6 +19,13 @@ use crate::{
         settings::{Address, Auth},
     },
 };
+
+/// A connection, and how long it may take for an answer.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    dialled: MultiplexedConnection,
+    patience: Duration,
+}
 
 /// Why a node cannot be talked to.
 #[derive(Debug)]
@@ -33,12 +40,12 @@ pub async fn dial(
     address: &Address,
     auth: &Auth,
     database: i64,
-) -> Result<(MultiplexedConnection, Duration), Unreached> {
+) -> Result<(Connection, Duration), Unreached> {
     let dialer = Dialer::new(Target::Fixed(address.clone()), &store.settings);
-    let patience = dialer.patience().min(PATIENCE);
+    let patience = dialer.patience().min(store.patience());
     let began = Instant::now();
     match timeout(patience, dialer.open(address, auth, database)).await {
-        Ok(Ok(connection)) => Ok((connection, began.elapsed())),
+        Ok(Ok(dialled)) => Ok((Connection { dialled, patience: store.patience() }, began.elapsed())),
         Ok(Err(error)) => Err(Unreached::of(error, patience)),
         Err(_) => Err(Unreached::silent(patience)),
     }
@@ -52,9 +59,9 @@ impl Unreached {
     }
 
     /// Something was answered, but no answer to the question.
-    pub fn by(fault: Fault) -> Self {
+    pub fn by(fault: Fault, waited: Duration) -> Self {
         if fault == Fault::Timeout {
-            return Self::silent(PATIENCE);
+            return Self::silent(waited);
         }
         let advice = fault.advice().map_or_else(String::new, |advice| format!(": {advice}"));
         Self { reason: format!("{fault}{advice}"), fault: Some(fault) }
@@ -69,18 +76,15 @@ impl Unreached {
 }
 
 /// One command, with an end to the wait.
-pub async fn ask(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Value, Fault> {
-    match timeout(PATIENCE, send(connection, command)).await {
+pub async fn ask(connection: &mut Connection, command: &Cmd) -> Result<Value, Fault> {
+    match timeout(connection.patience, send(&mut connection.dialled, command)).await {
         Ok(reply) => reply.map_err(|error| Fault::of(&error)),
         Err(_) => Err(Fault::Timeout),
     }
 }
 
 /// Several commands, one behind the other, without waiting for answers in between.
-pub async fn ask_all(
-    connection: &MultiplexedConnection,
-    commands: impl Iterator<Item = &Cmd>,
-) -> Vec<Result<Value, Fault>> {
+pub async fn ask_all(connection: &Connection, commands: impl Iterator<Item = &Cmd>) -> Vec<Result<Value, Fault>> {
     let asked = commands.map(|command| {
         let mut connection = connection.clone();
         async move { ask(&mut connection, command).await }
@@ -102,7 +106,7 @@ pub async fn explain(store: &Store, address: &Address, unreached: &Unreached, au
             format!("{reason}: nothing listens there; start it, or set {} to where it is", names.url)
         }
         Some(Fault::Broken(_) | Fault::BadResponse(_) | Fault::Other(_) | Fault::Timeout) => {
-            match spoken_at(address, !wants_tls).await {
+            match spoken_at(address, !wants_tls, store.patience() / 2).await {
                 Some(Tongue::Http) => {
                     format!("an HTTP server answers there, and no Redis: set {} to the port of the store", names.url)
                 }
@@ -133,9 +137,9 @@ enum Tongue {
 }
 
 /// Asks in HTTP, which Redis answers with an error, and perhaps in TLS.
-async fn spoken_at(address: &Address, try_tls: bool) -> Option<Tongue> {
-    let (plain, certificate) = tokio::join!(timeout(PATIENCE / 2, spoken_plainly_at(address)), async {
-        if try_tls { timeout(PATIENCE / 2, presented(address)).await.ok().flatten() } else { None }
+async fn spoken_at(address: &Address, try_tls: bool, patience: Duration) -> Option<Tongue> {
+    let (plain, certificate) = tokio::join!(timeout(patience, spoken_plainly_at(address)), async {
+        if try_tls { timeout(patience, presented(address)).await.ok().flatten() } else { None }
     });
     plain.ok().flatten().or(certificate.map(|_| Tongue::Tls))
 }

@@ -103,7 +103,7 @@ async fn ask(store: &Store, master: &str, sentinel: &Address) -> Result<Told, St
                 store.names.url
             ));
         }
-        Err(fault) => return Err(reach::explain(store, sentinel, &Unreached::by(fault), auth).await),
+        Err(fault) => return Err(reach::explain(store, sentinel, &Unreached::by(fault, store.patience()), auth).await),
     };
     let Some((host, port)) = primary else {
         let names = format!("the first name in {} is the master's", store.names.url);

@@ -8,7 +8,10 @@ use std::{
 };
 
 use super::{doctor, doctor_of};
-use crate::servers::{AUTH, REDIS, Server, free_port};
+use crate::{
+    harness::wait::holds_within,
+    servers::{AUTH, REDIS, Server, free_port},
+};
 
 /// Far more than the doctor takes, far less than for ever.
 const SOON: Duration = Duration::from_secs(10);
@@ -42,6 +45,21 @@ fn a_server_that_is_stopped_is_named_and_not_waited_for() {
         doctor_of(&server.address(), env).fails("reach", &[&server.address(), "no answer within", "stopped"]);
         assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
     }
+}
+
+#[test]
+fn a_server_that_is_slow_but_within_its_timeout_is_waited_for() {
+    let server = Server::start(REDIS);
+    server.pause();
+    let seen = thread::scope(|scope| {
+        let looking = scope.spawn(|| doctor_of(&server.address(), &[("REDIS_TIMEOUT", "20s")]));
+        // Longer than the doctor waits for one that the service would not wait for either.
+        assert!(!holds_within(Duration::from_millis(1_500), || looking.is_finished()), "it did not wait");
+        server.resume();
+        looking.join().expect("the doctor looks")
+    });
+    seen.finds("reach", &[&server.address(), "dialled and logged in"]);
+    assert_eq!(seen.failures(), 0, "{seen}");
 }
 
 #[test]
