@@ -1,6 +1,9 @@
 //! Puts a server under load, with `sluice bench` or with h2load, and reads what came of it.
 
-use std::{fs, process::Command};
+use std::{
+    fs,
+    process::{Command, Output},
+};
 
 use serde_json::Value;
 
@@ -30,10 +33,19 @@ pub fn bench(address: &str, asked: Asked, more: &[&str]) -> Value {
     let mut command = Command::new(program("sluice"));
     command.args(["bench", "--format", "json", "--domain", "bench", "--target", address]);
     command.args(asked.arguments()).args(more);
-    let output = command.output().expect("sluice starts");
+    let mut output = command.output().expect("sluice starts");
+    if is_unanswered(&output) {
+        output = command.output().expect("sluice starts");
+    }
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{command:?}:\n{}{stdout}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{command:?}: {error} in:\n{stdout}"))
+}
+
+/// The server did not answer the greeting in time, after which nothing is asked: one under valgrind, on a busy machine.
+fn is_unanswered(output: &Output) -> bool {
+    let told = String::from_utf8_lossy(&output.stderr);
+    !output.status.success() && (told.contains("cannot connect to") || told.contains("no answer within"))
 }
 
 /// Runs h2load, which counts an error of gRPC as a success, and gives the requests per second.
