@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::mpsc,
-    time::{Instant, MissedTickBehavior, interval_at, timeout},
+    time::{Instant, MissedTickBehavior, interval_at, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -31,9 +31,10 @@ use crate::{
     telemetry::metrics::Metrics,
 };
 
-/// A change is read when nothing more has changed for this long, so that a file is seldom read half written.
+/// Rules are read when nothing has changed for this long, and nobody is in the midst of writing, so that a file is not read half
+/// written: half of a file can be good YAML.
 const QUIET: Duration = Duration::from_millis(100);
-/// But at the latest after this long.
+/// But at the latest after this long: a change is in force within two seconds.
 const QUIET_AT_MOST: Duration = Duration::from_millis(1_000);
 /// Of a file with thousands of mistakes, the log names this many.
 const LOGGED_ERRORS_MAX: usize = 20;
@@ -74,6 +75,9 @@ impl Reloader {
             Ok(sources) => sources,
             Err(unreadable) => return self.refuse_unreadable(unreadable.to_string()),
         };
+        if sources.is_empty() && self.known.report.domains > 0 {
+            return self.refuse_unreadable(gone(&self.path));
+        }
         self.known.unreadable = None;
         let hash = hash(&sources);
         if self.known.hash.as_ref() == Some(&hash) {
@@ -189,29 +193,41 @@ async fn follow(
     let mut hangup = hangups();
     let mut poll = interval_at(Instant::now() + poll_interval, poll_interval);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut quiet, mut done) = (Duration::ZERO, None::<ReloadAsked>);
     loop {
-        let mut done = None;
-        tokio::select! {
-            () = watch.changed() => settle(&mut watch).await,
-            () = next(&mut hangup) => info!("SIGHUP: reading the rules"),
-            Some(told) = asked.recv() => done = Some(told),
-            _ = poll.tick() => {}
-        }
+        settle(&mut watch, quiet).await;
+        // Before the read, the first one included: what changes from here on is seen, and what changed until here is read.
+        watch.follow();
         let reloader = reloader.clone();
         let load = move || reloader.lock().unwrap_or_else(PoisonError::into_inner).load();
         // Fails only when the process ends.
         let _ = tokio::task::spawn_blocking(load).await;
-        if let Some(done) = done {
+        if let Some(done) = done.take() {
             let _ = done.send(());
         }
-        watch.follow();
+        quiet = Duration::ZERO;
+        tokio::select! {
+            () = watch.changed() => quiet = QUIET,
+            () = next(&mut hangup) => info!("SIGHUP: reading the rules"),
+            Some(told) = asked.recv() => done = Some(told),
+            _ = poll.tick() => {}
+        }
     }
 }
 
-/// Waits until nothing has changed for a while.
-async fn settle(watch: &mut Watch) {
+/// Waits until nothing has changed for a while and nobody is writing, whatever the reason to read: for `quiet` at least.
+async fn settle(watch: &mut Watch, quiet: Duration) {
     let deadline = Instant::now() + QUIET_AT_MOST;
-    while Instant::now() < deadline && timeout(QUIET, watch.changed()).await.is_ok() {}
+    let mut quiet = quiet.max(watch.rests_in(QUIET));
+    while !quiet.is_zero() {
+        let end = deadline.min(Instant::now() + quiet);
+        let has_changed = timeout_at(end, watch.changed()).await.is_ok();
+        if Instant::now() >= deadline {
+            watch.forget_writers();
+            break;
+        }
+        quiet = if has_changed { QUIET } else { watch.rests_in(QUIET) };
+    }
     watch.drain();
 }
 
@@ -226,6 +242,16 @@ async fn next(signal: &mut Option<Signal>) {
         }
         None => std::future::pending().await,
     }
+}
+
+/// Of a directory that had rules. A volume that is not mounted and files that are being replaced look the same as rules that
+/// nobody wants any more, and happen more often.
+fn gone(path: &Path) -> String {
+    format!(
+        "there is no *.yaml, *.yml or *.json file in {} any more: to limit nothing, put a file there with a domain and no \
+         descriptors",
+        path.display()
+    )
 }
 
 fn hash(sources: &[Source]) -> String {

@@ -64,6 +64,20 @@ fn read_at_rest(path: &Path, mut meanwhile: impl FnMut()) -> Result<Vec<Source>,
     Err(ReadError { path: path.to_owned(), reason })
 }
 
+/// How long it takes until the file that was written last has rested for `quiet`; zero if it has. A time to come says nothing
+/// about rest: the clocks of a file server can be ahead.
+pub fn rests_in(path: &Path, quiet: Duration) -> Duration {
+    let age = |file: PathBuf| fs::metadata(file).ok()?.modified().ok()?.elapsed().ok();
+    let youngest = files(path).ok().and_then(|files| files.into_iter().filter_map(age).min());
+    youngest.map_or(Duration::ZERO, |age| quiet.saturating_sub(age))
+}
+
+/// The rules files of a directory that are links, wherever they lead.
+pub fn links(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.filter(|file| is_rules_file(file) && file.is_symlink()).take(FILES_MAX).collect()
+}
+
 /// How a file looks from outside: which it is, its length, and when it was written.
 type Look = (u64, u64, u64, i64, i64);
 
@@ -77,7 +91,7 @@ fn looks(path: &Path) -> Option<Vec<Look>> {
 }
 
 /// The files, in the order of their names.
-fn files(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
+pub fn files(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
     if !fs::metadata(path).map_err(ReadError::of(path))?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }

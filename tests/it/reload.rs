@@ -1,5 +1,7 @@
 //! Rules that change while the server runs, in every way in which files change.
 
+mod noticed;
+
 use std::{fs, net::TcpStream, os::unix::fs::symlink, path::Path};
 
 use serde_json::Value;
@@ -206,15 +208,11 @@ fn files_that_are_no_rules_are_left_alone() {
 
 #[test]
 fn a_hang_up_signal_reads_the_rules_again() {
-    // The poll is so slow that only the watch and the signal can notice.
+    // The poll is so slow, and the files so still, that only the signal can be the reason.
     let server = Server::builder().file("rules.yaml", &rules("d", 5)).env("RULES_POLL_INTERVAL", "1h").start();
-    let reads = || {
-        let scrape = server.scrape();
-        scrape.of("sluice_reloads_total").iter().map(|(_, value)| value).sum::<f64>()
-    };
-    let before = reads();
+    noticed::wait_for_first_reads(&server);
     server.hang_up();
-    wait_until("the rules were read again", || reads() > before);
+    wait_until("the rules were read again", || noticed::reads(&server) == 3.0);
     assert_eq!(limit(&server, "d"), Some(5), "it lives, and answers as before");
     assert_eq!(server.config()["generation"], 1, "the same content is no new generation");
     server.write("rules.yaml", &rules("d", 6));

@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    io::{Seek as _, Write as _},
     os::unix::fs::symlink,
     path::Path,
     sync::{
@@ -53,12 +54,17 @@ type Look = (Option<u64>, Instant);
 pub fn under_load(sheet: &Sheet) {
     let others = &Others::of(sheet);
     let in_place = |sluice: &Sluice, text: &str| sluice.write("rules.yaml", text);
-    one_way(sheet, others, &Way { fault: "rules written in place", part: "in-place", put: &in_place }, |_| {});
+    one_way(
+        sheet,
+        others,
+        &Way { fault: "rules written in place", part: "in-place", put: &in_place, is_in_place: true },
+        |_| {},
+    );
 
     let swaps = AtomicUsize::new(0);
     let publish = |dir: &Path, text: &str| publish(dir, text, swaps.fetch_add(1, Ordering::Relaxed));
     let by_link = |sluice: &Sluice, text: &str| publish(sluice.dir(), text);
-    let way = Way { fault: "rules swapped by symlink", part: "symlink", put: &by_link };
+    let way = Way { fault: "rules swapped by symlink", part: "symlink", put: &by_link, is_in_place: false };
     one_way(sheet, others, &way, |dir| {
         publish(dir, &rules(&others.good, 0));
         fs::remove_file(dir.join("rules.yaml")).expect("is there");
@@ -108,10 +114,12 @@ struct Way<'w> {
     fault: &'static str,
     part: &'static str,
     put: &'w dyn Fn(&Sluice, &str),
+    /// Whether a writer can be seen in the midst of it.
+    is_in_place: bool,
 }
 
 fn one_way(sheet: &Sheet, others: &Others, way: &Way<'_>, prepare: impl FnOnce(&Path)) {
-    let Way { fault, part, put } = *way;
+    let Way { fault, part, put, is_in_place } = *way;
     let sluice = Sluice::builder().file("rules.yaml", &rules(&others.good, 0)).prepare(prepare).start();
     let watch = Watch::begin([&sluice]);
     let pause = if sheet.is_full() { millis(8) } else { millis(40) };
@@ -129,7 +137,8 @@ fn one_way(sheet: &Sheet, others: &Others, way: &Way<'_>, prepare: impl FnOnce(&
                 done.load(Ordering::Relaxed)
             })
         });
-        let changes = change(sheet, fault, others, &load, &put);
+        let torn = is_in_place.then(|| sluice.path("rules.yaml"));
+        let changes = change(sheet, fault, others, &load, &put, torn.as_deref());
         let last = changes.last().map(|(version, _)| FIRST + version);
         wait_until("the last rules are in force", || limit(&sluice) == last);
         done.store(true, Ordering::Relaxed);
@@ -161,7 +170,14 @@ fn limit(sluice: &Sluice) -> Option<u64> {
 }
 
 /// Good rules ten times a second, halves of files, and rules that are wrong ten times a second.
-fn change(sheet: &Sheet, fault: &str, others: &Others, load: &Load, put: &dyn Fn(&str)) -> Vec<Change> {
+fn change(
+    sheet: &Sheet,
+    fault: &str,
+    others: &Others,
+    load: &Load,
+    put: &dyn Fn(&str),
+    torn: Option<&Path>,
+) -> Vec<Change> {
     let mut changes: Vec<Change> = Vec::new();
     let good = |changes: &mut Vec<Change>| {
         let version = changes.len() as u64 + 1;
@@ -183,6 +199,17 @@ fn change(sheet: &Sheet, fault: &str, others: &Others, load: &Load, put: &dyn Fn
         good(&mut changes);
         sheet.run(load, RESTS);
     }
+    if let Some(file) = torn {
+        sheet.step(&format!("{fault}: a writer who rests between two lines"));
+        for _ in 0..if sheet.is_full() { 10 } else { 2 } {
+            write_torn(file, &rules(&others.good, NEVER), &|| sheet.run(load, RESTS), || {
+                let version = changes.len() as u64 + 1;
+                changes.push((version, Instant::now()));
+                rules(&others.good, version)
+            });
+            sheet.run(load, RESTS);
+        }
+    }
     sheet.step(&format!("{fault}: wrong rules ten times a second"));
     for turn in 0..beats {
         put(&rules(&others.wrong, NEVER + turn));
@@ -191,6 +218,19 @@ fn change(sheet: &Sheet, fault: &str, others: &Others, load: &Load, put: &dyn Fn
     sheet.run(load, RESTS);
     good(&mut changes);
     changes
+}
+
+/// Writes half of the first text, up to the end of a line, so that it is good YAML; rests, with the file open; and then writes the
+/// second in its place.
+fn write_torn(file: &Path, first: &str, rest: &dyn Fn(), second: impl FnOnce() -> String) {
+    let cut = first[..first.len() / 2].rfind('\n').expect("there are many lines") + 1;
+    let mut file = fs::File::create(file).expect("can be written");
+    file.write_all(&first.as_bytes()[..cut]).expect("can be written");
+    rest();
+    let second = second();
+    file.set_len(0).expect("can be cut");
+    file.rewind().expect("can be rewound");
+    file.write_all(second.as_bytes()).expect("can be written");
 }
 
 /// Beside those of the time before, which a busy machine makes long by itself.
