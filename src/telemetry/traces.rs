@@ -5,7 +5,7 @@
 
 use std::{borrow::Cow, fmt, time::Duration};
 
-use anyhow::Context as _;
+use anyhow::anyhow;
 use http::HeaderMap;
 use opentelemetry::{
     Context, KeyValue,
@@ -67,7 +67,13 @@ impl Tracer {
                 SpanExporter::builder().with_tonic().with_tls_config(tls).build()
             }
         };
-        let exporter = exporter.context("cannot send traces: see OTEL_EXPORTER_OTLP_ENDPOINT and its kin")?;
+        // What the exporter says repeats the address, which may hold a password.
+        let exporter = exporter.map_err(|_| {
+            anyhow!(
+                "cannot send traces: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT, which is not shown, or one of \
+                 their kin cannot be used: set it to an address such as http://collector:4318"
+            )
+        })?;
         let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(settings.sampling_rate)));
         let provider = SdkTracerProvider::builder()
             .with_batch_exporter(exporter)

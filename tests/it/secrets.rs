@@ -230,12 +230,40 @@ fn wrong_settings_are_told_without_a_password_in_them() {
         ("REDIS_URL", "redis://:c4n4ry,c4n4ry@host"),
         ("REDIS_URL", "redis://:c4n4ry%zz@host"),
         ("REDIS_AUTH_FILE", "c4n4ry"),
+        ("REDIS_AUTH_FILE", "c4n4ry/with+slash="),
         ("REDIS_SENTINEL_AUTH_FILE", "c4n4ry"),
+        ("GRPC_SERVER_TLS_KEY", "LS0tLS1CRUdJTiBc4n4ry"),
+        ("GRPC_SERVER_TLS_CERT", "MIIDc4n4ry"),
         ("REDIS_TLS_CLIENT_KEY", "-----BEGIN PRIVATE KEY-----\nc4n4ry\n"),
     ] {
         // Another wrong one, so that it never begins to serve.
-        let said = said_of(&["serve"], &[("PORT", "wrong"), (name, value)]);
-        assert!(said.contains("PORT: 'wrong'") && said.contains(&format!("sluice: {name}: ")), "{said}");
+        for command in ["serve", "doctor"] {
+            let said = said_of(&[command], &[("PORT", "wrong"), (name, value)]);
+            assert!(said.contains("PORT: 'wrong'") && said.contains(&format!("sluice: {name}: ")), "{said}");
+            assert_silent(&said, TRACE);
+        }
+    }
+}
+
+#[test]
+fn an_address_for_traces_that_cannot_be_used_is_named_and_not_told() {
+    for (protocol, name) in [
+        ("http", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+        ("http", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+        ("grpc", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+    ] {
+        let said = said_of(
+            &["serve"],
+            &[
+                ("TRACING_ENABLED", "true"),
+                ("TRACING_EXPORTER_PROTOCOL", protocol),
+                (name, "http://me:c4n4ry pw@collector:4318"),
+                ("PORT", "0"),
+                ("GRPC_PORT", "0"),
+                ("DEBUG_PORT", "0"),
+            ],
+        );
+        assert!(said.contains(name) && said.contains("is not shown"), "{said}");
         assert_silent(&said, TRACE);
     }
 }
@@ -243,7 +271,7 @@ fn wrong_settings_are_told_without_a_password_in_them() {
 #[test]
 fn help_tells_no_setting_that_is_set() {
     let env = [("REDIS_AUTH", CANARY), ("REDIS_URL", "redis://:c4n4ry@h:1"), ("OTEL_EXPORTER_OTLP_HEADERS", CANARY)];
-    for command in ["", "serve", "check", "explain", "hit", "bench", "schema"] {
+    for command in ["", "serve", "check", "doctor", "explain", "hit", "bench", "schema"] {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|arg| !arg.is_empty()).collect();
         let said = said_of(&args, &env);
         assert!(said.contains("Usage:"), "{said}");

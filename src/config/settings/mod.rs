@@ -6,12 +6,15 @@ mod table;
 mod traces;
 mod value;
 
-use std::{cell::RefCell, collections::HashMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    cell::RefCell, collections::HashMap, ffi::OsString, fmt, net::SocketAddr, path::PathBuf, str::FromStr,
+    time::Duration,
+};
 
 pub use grpc::GrpcSettings;
 pub use table::{GROUPS, Group, NOT_SERVED, Setting};
 pub use value::parse_duration;
-use value::{parse_bool, parse_limit};
+use value::{parse_bool, parse_interval, parse_limit};
 
 use super::CompileOptions;
 use crate::{
@@ -108,8 +111,26 @@ pub type Warning = String;
 impl Settings {
     /// From flags, given by variable name, and from the environment of the process.
     pub fn from_process(flags: &HashMap<&'static str, String>) -> Result<(Self, Vec<Warning>), Vec<BadSetting>> {
-        let (settings, mut warnings) =
-            Self::read(|name| flags.get(name).cloned().or_else(|| std::env::var(name).ok()))?;
+        Self::from_flags_and(flags, |name| std::env::var_os(name))
+    }
+
+    fn from_flags_and(
+        flags: &HashMap<&'static str, String>,
+        environment: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<(Self, Vec<Warning>), Vec<BadSetting>> {
+        let lookup = |name: &str| flags.get(name).cloned().or_else(|| environment(name)?.into_string().ok());
+        let read = Self::read(lookup);
+        // What is no text must not pass for unset: a default would be in force that nobody has chosen.
+        let is_no_text = |env: &str| environment(env).is_some_and(|value| value.to_str().is_none());
+        let names = GROUPS.iter().flat_map(|group| group.settings).map(|setting| setting.env);
+        let wrong = names.filter(|env| !flags.contains_key(env) && is_no_text(env));
+        let message = "it is no UTF-8, and is not shown: set it to a text".to_owned();
+        let no_text: Vec<_> = wrong.map(|env| BadSetting { env, message: message.clone() }).collect();
+        let (settings, mut warnings) = match read {
+            Err(bad) => return Err(no_text.into_iter().chain(bad).collect()),
+            Ok(_) if !no_text.is_empty() => return Err(no_text),
+            Ok(read) => read,
+        };
         warnings.extend(flags.iter().filter(|(env, value)| table::is_secret(env, value)).map(|(env, _)| {
             format!(
                 "the flag for {env} holds a password, which everybody here can see in the list of processes: use a file"
@@ -128,14 +149,26 @@ impl Settings {
     /// How rules are compiled under these settings.
     #[must_use]
     pub fn compile_options(&self) -> CompileOptions {
-        CompileOptions {
-            engine: Options {
-                key_prefix: self.store.key_prefix.as_str().into(),
-                shadow: self.rules.shadow,
-                quota_mode: self.rules.quota_mode,
-            },
-            merge_domains: self.rules.merge_domains,
+        self.rules.compile_options(&self.store.key_prefix)
+    }
+
+    /// Where the rules are, unless it is given, and how they are compiled, for those who need no more of the settings.
+    pub fn rules_of_process(path: Option<&PathBuf>) -> Result<(PathBuf, CompileOptions), Vec<BadSetting>> {
+        let reader = Reader::new(|name: &str| std::env::var(name).ok());
+        let (rules, prefix) = (reader.rules(), reader.key_prefix());
+        let bad = reader.bad.into_inner();
+        if !bad.is_empty() {
+            return Err(bad);
         }
+        let options = rules.compile_options(&prefix);
+        Ok((path.cloned().unwrap_or(rules.path), options))
+    }
+}
+
+impl RulesSettings {
+    fn compile_options(&self, key_prefix: &str) -> CompileOptions {
+        let engine = Options { key_prefix: key_prefix.into(), shadow: self.shadow, quota_mode: self.quota_mode };
+        CompileOptions { engine, merge_domains: self.merge_domains }
     }
 }
 
@@ -156,7 +189,7 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
     fn finish(self, settings: Settings) -> Result<(Settings, Vec<Warning>), Vec<BadSetting>> {
         let mut warnings = self.warnings.into_inner();
         for (env, instead) in NOT_SERVED {
-            if (self.lookup)(env).is_some_and(|value| !value.is_empty()) {
+            if (self.lookup)(env).is_some_and(|value| !value.is_empty() && !table::asks_for_nothing(env, &value)) {
                 warnings.push(format!("{env} is set, but sluice does not serve it: {instead}"));
             }
         }
@@ -179,8 +212,9 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
     /// The path of a certificate or key. Its text, which some give instead, is not told.
     fn file(&self, env: &'static str) -> Option<PathBuf> {
         let given = self.given(env)?;
-        if given.contains(['\n', '\r']) || given.contains("-----BEGIN") {
-            self.reject(env, "it holds the text of a certificate or key: use the path of a file".to_owned());
+        if value::holds_pem(&given) {
+            let message = "it holds the text of a certificate or key, which is not shown: use the path of a file";
+            self.reject(env, message.to_owned());
             return None;
         }
         Some(PathBuf::from(given))
@@ -248,11 +282,15 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
         }
     }
 
-    fn store(&self) -> StoreSettings {
-        let key_prefix = self.parsed("CACHE_KEY_PREFIX", String::new(), |text| {
+    fn key_prefix(&self) -> String {
+        self.parsed("CACHE_KEY_PREFIX", String::new(), |text| {
             let moves_slots = "a brace would put the keys of a domain into other slots: leave it out";
             if text.contains(['{', '}']) { Err(moves_slots.to_owned()) } else { Ok(text.to_owned()) }
-        });
+        })
+    }
+
+    fn store(&self) -> StoreSettings {
+        let key_prefix = self.key_prefix();
         StoreSettings {
             memory_entries_max: self.entries("MEMORY_STORE_MAX_ENTRIES"),
             on_store_failure: self.parsed("ON_STORE_FAILURE", OnStoreFailure::Allow, |text| {
@@ -282,10 +320,7 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
         let path = explicit.unwrap_or_else(|| if !any_runtime && examples.is_dir() { examples } else { runtime });
         self.bool("RUNTIME_IGNOREDOTFILES");
         self.bool("RUNTIME_WATCH_ROOT");
-        let poll_interval = self.parsed("RULES_POLL_INTERVAL", Duration::from_secs(5), |text| {
-            parse_duration(text)
-                .and_then(|poll| if poll.is_zero() { Err("use at least 1ms".to_owned()) } else { Ok(poll) })
-        });
+        let poll_interval = self.parsed("RULES_POLL_INTERVAL", Duration::from_secs(5), parse_interval);
         RulesSettings {
             path,
             poll_interval,
@@ -409,6 +444,32 @@ mod tests {
         let (_, warnings) = read(&[("MEMCACHE_HOST_PORT", "x:1"), ("USE_STATSD", "true")]).unwrap();
         assert!(warnings.iter().any(|warning| warning.contains("MEMCACHE_HOST_PORT")));
         assert!(warnings.iter().any(|warning| warning.contains("USE_STATSD")));
+    }
+
+    #[test]
+    fn what_the_reference_would_do_anyway_is_not_warned_of() {
+        let defaults = [("CONFIG_TYPE", "FILE"), ("DISABLE_STATS", "false"), ("MEMCACHE_TLS", "FALSE")];
+        assert_eq!(read(&defaults).unwrap().1, Vec::<String>::new());
+        let (_, warnings) = read(&[("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("DISABLE_STATS", "true")]).unwrap();
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        let mut names: Vec<_> = NOT_SERVED.iter().map(|(env, _)| env).collect();
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "one is there twice: {names:?}");
+    }
+
+    #[test]
+    fn a_variable_that_is_no_text_is_refused_by_name_and_not_shown() {
+        use std::os::unix::ffi::OsStringExt as _;
+        let garbled = |name: &str| {
+            let is_meant = ["REDIS_AUTH", "SHADOW_MODE"].contains(&name);
+            is_meant.then(|| OsString::from_vec(b"s3cret\xff".to_vec()))
+        };
+        let bad = Settings::from_flags_and(&HashMap::new(), garbled).unwrap_err();
+        assert_eq!(bad.iter().map(|setting| setting.env).collect::<Vec<_>>(), ["SHADOW_MODE", "REDIS_AUTH"]);
+        assert!(bad.iter().all(|setting| setting.to_string().contains("it is no UTF-8")), "{bad:?}");
+        assert!(!format!("{bad:?}").contains("s3cret"), "{bad:?}");
+        let flags = HashMap::from([("REDIS_AUTH", "x".to_owned()), ("SHADOW_MODE", "true".to_owned())]);
+        assert!(Settings::from_flags_and(&flags, garbled).is_ok(), "a flag goes before the variable");
     }
 
     #[test]

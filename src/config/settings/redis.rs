@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::{Reader, value::parse_duration};
+use super::{Reader, value::parse_interval};
 use crate::store::redis::settings::{Address, Auth, RedisSettings, Secret, Tls, Topology};
 
 /// Which variables describe one store: the main one, or the one for rules per second.
@@ -99,10 +99,7 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
         let sentinel_auth = self.auth(names.sentinel_auth, names.sentinel_auth_file);
         let wants_tls = self.bool(names.tls) || (is_main && self.bool("REDIS_USE_TLS"));
         let tls = self.tls();
-        let timeout = self.parsed(names.timeout, Duration::from_millis(10), |text| match parse_duration(text) {
-            Ok(timeout) if timeout.is_zero() => Err("use at least 1ms".to_owned()),
-            parsed => parsed,
-        });
+        let timeout = self.parsed(names.timeout, Duration::from_millis(10), parse_interval);
         let connections = self.connections(names.pool, is_main);
         let health_follows_connections = self.bool("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION");
 
@@ -405,6 +402,9 @@ mod tests {
         }
         for (env, value) in [
             ("REDIS_AUTH_FILE", "s3cret"),
+            ("REDIS_AUTH_FILE", "s3cret/with+slashes="),
+            ("REDIS_TLS_CLIENT_KEY", "LS0tLS1CRUdJTiBQs3cret"),
+            ("REDIS_TLS_CACERT", " MIIEs3cret"),
             ("REDIS_CLUSTER_PASSWORD_FILE", "s3cret"),
             ("REDIS_TLS_CLIENT_KEY", "-----BEGIN PRIVATE KEY-----\ns3cret"),
             ("GRPC_SERVER_TLS_KEY", "-----BEGIN PRIVATE KEY-----s3cret"),
@@ -426,6 +426,7 @@ mod tests {
             (&[("BACKEND_TYPE", "memcache")][..], "memcached"),
             (&[("BACKEND_TYPE", "redis")][..], "REDIS_URL"),
             (&[("REDIS_URL", "a:1"), ("REDIS_TIMEOUT", "0")][..], "at least 1ms"),
+            (&[("REDIS_URL", "a:1"), ("REDIS_TIMEOUT", "1ns")][..], "at least 1ms"),
             (&[("REDIS_URL", "a:1"), ("REDIS_AUTH", "x"), ("REDIS_AUTH_FILE", "/x")][..], "use one of them"),
             (&[("REDIS_URL", "a:1"), ("REDIS_AUTH_FILE", "/no/such/file")][..], "/no/such/file"),
         ] {

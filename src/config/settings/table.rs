@@ -1,5 +1,7 @@
 //! Every setting: its variable, its default, what it means. Help texts, the README's table and the reader are all held to this.
 
+use super::value::parse_bool;
+
 /// One setting. Its flag is its variable in lower case with dashes: `GRPC_PORT` is `--grpc-port`.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
@@ -317,11 +319,26 @@ pub const NOT_SERVED: &[(&str, &str)] = &[
     ("REDIS_STARTUP_INITIAL_INTERVAL", "sluice starts without the store and picks it up when it comes"),
     ("REDIS_STARTUP_MAX_INTERVAL", "sluice starts without the store and picks it up when it comes"),
     ("REDIS_STARTUP_MAX_ELAPSED_TIME", "sluice starts without the store and picks it up when it comes"),
-    ("REDIS_PERSECOND_PIPELINE_WINDOW", "calls are batched without a timer"),
-    ("REDIS_PERSECOND_PIPELINE_LIMIT", "calls are batched without a timer"),
-    ("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", "a request is one call"),
-    ("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", "callers never wait for a connection"),
-    ("REDIS_STARTUP_INITIAL_INTERVAL", "sluice starts without the store and picks it up when it comes"),
-    ("REDIS_STARTUP_MAX_INTERVAL", "sluice starts without the store and picks it up when it comes"),
-    ("REDIS_STARTUP_MAX_ELAPSED_TIME", "sluice starts without the store and picks it up when it comes"),
 ];
+
+/// Values that ask for what is so here anyway, which many write down.
+const NOTHING: [(&str, &str); 2] = [("CONFIG_TYPE", "FILE"), ("EXPIRATION_JITTER_MAX_SECONDS", "0")];
+
+/// Whether a setting that is not served is set to what makes no difference, such as a switch that is off.
+#[must_use]
+pub fn asks_for_nothing(env: &str, value: &str) -> bool {
+    parse_bool(value) == Ok(false) && is_switch(env) || NOTHING.contains(&(env, value))
+}
+
+fn is_switch(env: &str) -> bool {
+    [
+        "CONFIG_GRPC_XDS_SERVER_USE_TLS",
+        "USE_DOG_STATSD",
+        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
+        "DISABLE_STATS",
+        "MEMCACHE_TLS",
+        "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION",
+        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+    ]
+    .contains(&env)
+}

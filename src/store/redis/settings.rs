@@ -1,6 +1,11 @@
 //! Where the store is and how to get in: plain data, checked by whoever reads the settings.
 
-use std::{fmt, fs, net::Ipv6Addr, path::PathBuf, time::Duration};
+use std::{
+    fmt, fs,
+    net::Ipv6Addr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// A text that is never shown.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -61,7 +66,7 @@ impl Auth {
             Self::Password { user, password } => Ok(Some((user.clone(), password.clone()))),
             Self::File { user, path } => {
                 let text = fs::read_to_string(path)
-                    .map_err(|error| format!("cannot read the password from {}: {error}", path.display()))?;
+                    .map_err(|error| format!("cannot read the password from {}: {error}", shown(path)))?;
                 match (user, Self::parse(text.trim_end_matches(['\r', '\n']))) {
                     (Some(user), Self::Password { password, .. }) => Ok(Some((Some(user.clone()), password))),
                     (None, Self::Password { user, password }) => Ok(Some((user, password))),
@@ -69,6 +74,17 @@ impl Auth {
                 }
             }
         }
+    }
+}
+
+/// Some give the password itself instead of a path: what does not look like a path is not told.
+fn shown(path: &Path) -> String {
+    let looks_like_one =
+        ["/", "./", "../"].iter().any(|begin| path.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes()));
+    if looks_like_one {
+        path.display().to_string()
+    } else {
+        "a file whose path does not look like one and is not shown".to_owned()
     }
 }
 
