@@ -3,7 +3,7 @@
 
 use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use tokio::{
     net::TcpListener,
     sync::mpsc,
@@ -67,7 +67,10 @@ impl Listeners {
             None => None,
         };
         let grpc = match &settings.grpc.unix {
-            Some(unix) => Listener::bind_unix(unix).await.context("cannot do what GRPC_UDS asks for")?,
+            Some(unix) => {
+                let bound = Listener::bind_unix(unix).await;
+                bound.map_err(|error| anyhow!("cannot do what GRPC_UDS asks for: {error}"))?
+            }
             None => Listener::Tcp(bind("GRPC_HOST and GRPC_PORT", settings.grpc.address)?),
         };
         Ok(Self {
@@ -303,13 +306,15 @@ fn open_tls(
     stop: &CancellationToken,
 ) -> anyhow::Result<Option<Arc<Tls>>> {
     let Some(tls) = settings.grpc.tls.clone() else { return Ok(None) };
-    let (tls, reloader) = TlsReloader::start(tls, metrics.tls()).context("cannot serve TLS")?;
+    let (tls, reloader) = TlsReloader::start(tls, metrics.tls()).map_err(|error| {
+        anyhow!("cannot serve TLS: {error}: see GRPC_SERVER_TLS_CERT, GRPC_SERVER_TLS_KEY and GRPC_CLIENT_TLS_CACERT")
+    })?;
     tasks.spawn(reloader.run(stop.clone()));
     Ok(Some(tls))
 }
 
 /// Redis where a setting says so, else this process. A Redis that is well gets a moment to show it, so that the first callers
-/// find it; one that is not is not waited for.
+/// find it. One that has failed once is not waited for: the ports are open by then, and the failure policy can answer.
 async fn open_store(settings: &Settings, metrics: &Metrics, stop: &CancellationToken) -> Store {
     let Some((main, per_second)) = settings.store.redis.clone() else {
         return Store::Memory(MemoryStore::new(settings.store.memory_entries_max));
@@ -317,7 +322,7 @@ async fn open_store(settings: &Settings, metrics: &Metrics, stop: &CancellationT
     let store = RedisStore::start(main, per_second, &Arc::new(metrics.store_calls()), stop);
     let mut looks = interval(STORE_LOOK / 10);
     let _ = timeout(STORE_HEAD_START, async {
-        while !store.is_well() {
+        while !store.is_well() && !store.has_failed() {
             looks.tick().await;
         }
     })

@@ -128,6 +128,12 @@ impl RedisStore {
         self.main.nodes.is_well() && self.per_second.as_ref().is_none_or(|backend| backend.nodes.is_well())
     }
 
+    /// Whether it was tried, and does not answer.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.main.nodes.has_failed() || self.per_second.as_ref().is_some_and(|backend| backend.nodes.has_failed())
+    }
+
     /// Waits until everything that is to be given back has been.
     pub async fn drain(&self) {
         self.gifts.close();

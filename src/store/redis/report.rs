@@ -99,6 +99,12 @@ impl Report {
         error!(node = %self.node, unanswered, "the store fails: {reason}{advice}{policy}");
     }
 
+    /// Whether the last that was told is that it fails.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).at.is_some()
+    }
+
     /// The node is asked again. Said as often as the opposite was.
     pub fn is_well(&self) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +130,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lasting_trouble_is_told_once_and_then_twice_a_minute() {
         let report = Report::new("node".to_owned());
+        assert!(!report.has_failed(), "nothing is known yet");
         report.is_sick("refused", None);
+        assert!(report.has_failed());
         for _ in 0..590 {
             tokio::time::advance(Duration::from_millis(100)).await;
             report.fails("refused", None);

@@ -75,6 +75,18 @@ impl Nodes {
             Self::Cluster(cluster) => cluster.is_well(),
         }
     }
+
+    /// Whether a node, or the way to the nodes, was tried and is sick: there is nothing to wait for.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        match self {
+            Self::One(node) => node.vitals.report.has_failed(),
+            Self::Cluster(cluster) => {
+                let map = cluster.map.load();
+                cluster.report.has_failed() || map.nodes.iter().any(|node| node.vitals.report.has_failed())
+            }
+        }
+    }
 }
 
 /// Who serves which slot, as far as the cluster has told.

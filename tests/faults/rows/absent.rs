@@ -14,8 +14,10 @@ use std::{
 use super::{is_back, is_by_policy, other_than, sluice};
 use crate::{
     harness::{
-        grpc::request,
+        Server as Sluice,
+        grpc::{self, request},
         load::{Call, Load, Outcome, Style, p99},
+        wait_until,
     },
     servers::{AUTH, REDIS, Server, free_port},
     sheet::{Sheet, millis},
@@ -33,10 +35,25 @@ const CONNECTIONS: usize = 2;
 const STYLE: Style = Style { callers_of_each: 8, pause: Some(millis(40)), deadline: None };
 
 pub fn at_the_start(sheet: &Sheet) {
+    from_the_first_moment(sheet, "store down at the start");
     appears(sheet, "store down at the start", "down", free_port(), || ());
     let stranger = Stranger::start();
     appears(sheet, "wrong port: somebody else answers", "wrong-port", stranger.port, || stranger.leave());
     never_appears(sheet, "DNS fails", "no-such-host.invalid:6379");
+}
+
+/// Counted from the moment when the port accepts, and not from when it is said to serve: callers do not read the log.
+fn from_the_first_moment(sheet: &Sheet, fault: &str) {
+    let (url, port) = (format!("redis://{AUTH}@127.0.0.1:{}", free_port()), free_port().to_string());
+    let builder = Sluice::builder().file("rules.yaml", RULES).env("REDIS_URL", &url).env("GRPC_PORT", &port);
+    let _sluice = builder.env(sheet.timeout().0, sheet.timeout().1).spawn();
+    let address = format!("127.0.0.1:{port}");
+    wait_until("the port accepts", || TcpStream::connect(&address).is_ok());
+    let accepted = Instant::now();
+    let answer = grpc::ask(&address, request("d", &[("deny", "one")]));
+    let is_denied = answer.is_ok_and(|answer| answer.overall_code() == grpc::Code::OverLimit);
+    sheet.judge(fault, "the first moment is answered by policy", &is_denied, "true", is_denied);
+    sheet.at_most(fault, "first answer after the port accepts", accepted.elapsed(), millis(250));
 }
 
 fn load_of(address: &str) -> Load {
