@@ -5,6 +5,8 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::printable::Printable;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -59,9 +61,7 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = if self.target.is_empty() { String::new() } else { format!("{}: ", self.target) };
         let line = format!("{:<4}  {:<11}  {place}{}", self.verdict.shown(), self.check, self.message);
-        line.chars().try_for_each(|letter| {
-            if letter.is_control() { write!(f, "{}", letter.escape_default()) } else { write!(f, "{letter}") }
-        })
+        Printable(&line).fmt(f)
     }
 }
 

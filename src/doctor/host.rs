@@ -13,9 +13,10 @@ const ENTRY_BYTES: u64 = 200;
 /// What the process takes beside counters.
 const BASE_BYTES: u64 = 64 << 20;
 
-pub fn examine(settings: &Settings) -> Vec<Finding> {
+/// `policies` are those that rules have of their own.
+pub fn examine(settings: &Settings, policies: &[OnStoreFailure]) -> Vec<Finding> {
     let files = connections::possible_for_grpc().map(|possible| judge_files(possible, settings.grpc.max_connections));
-    files.into_iter().chain(judge_memory(settings, memory_limit())).collect()
+    files.into_iter().chain(judge_memory(settings, policies, memory_limit())).collect()
 }
 
 fn judge_files(possible: usize, wanted: usize) -> Finding {
@@ -57,10 +58,12 @@ fn limit_files(groups: &str) -> Vec<PathBuf> {
     files
 }
 
-fn judge_memory(settings: &Settings, limit: Option<u64>) -> Option<Finding> {
+fn judge_memory(settings: &Settings, policies: &[OnStoreFailure], limit: Option<u64>) -> Option<Finding> {
     let (limit, entries) = (limit?, settings.store.memory_entries_max);
     let needed = u64::try_from(entries).unwrap_or(u64::MAX).saturating_mul(ENTRY_BYTES).saturating_add(BASE_BYTES);
-    let (embedded, local) = (settings.store.redis.is_none(), settings.store.on_store_failure == OnStoreFailure::Local);
+    let embedded = settings.store.redis.is_none();
+    let mut in_use = policies.iter().chain([&settings.store.on_store_failure]);
+    let local = in_use.any(|policy| *policy == OnStoreFailure::Local);
     let figures = format!("{entries} counters take up to {} MiB, and {} MiB can be had", needed >> 20, limit >> 20);
     let target = "MEMORY_STORE_MAX_ENTRIES";
     Some(match (needed <= limit, embedded, local) {
@@ -99,15 +102,18 @@ mod tests {
 
     #[test]
     fn counters_that_do_not_fit_into_memory_are_told() {
-        let verdict = |pairs: &[(&str, &str)], limit_mib: u64| {
+        let verdict_with = |pairs: &[(&str, &str)], policies: &[OnStoreFailure], limit_mib: u64| {
             let value = |name: &str| pairs.iter().find(|(env, _)| *env == name).map(|(_, value)| (*value).to_owned());
             let (settings, _) = Settings::read(value).unwrap();
-            judge_memory(&settings, Some(limit_mib << 20)).unwrap().verdict
+            judge_memory(&settings, policies, Some(limit_mib << 20)).unwrap().verdict
         };
+        let verdict = |pairs: &[(&str, &str)], limit_mib| verdict_with(pairs, &[], limit_mib);
         assert_eq!(verdict(&[], 256), Verdict::Ok);
         assert_eq!(verdict(&[], 128), Verdict::Fail);
         assert_eq!(verdict(&[("MEMORY_STORE_MAX_ENTRIES", "100000")], 128), Verdict::Ok);
         assert_eq!(verdict(&[("REDIS_URL", "a:1")], 128), Verdict::Ok);
         assert_eq!(verdict(&[("REDIS_URL", "a:1"), ("ON_STORE_FAILURE", "local")], 128), Verdict::Warn);
+        let by_a_rule = verdict_with(&[("REDIS_URL", "a:1")], &[OnStoreFailure::Deny, OnStoreFailure::Local], 128);
+        assert_eq!(by_a_rule, Verdict::Warn);
     }
 }

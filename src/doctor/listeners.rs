@@ -10,7 +10,7 @@ use std::{
 use futures_util::future::join_all;
 
 use super::{
-    certificates::judge,
+    certificates::judge_chain,
     finding::Finding,
     instance::{self, Answer, Place},
 };
@@ -127,8 +127,8 @@ async fn grpc(settings: &Settings) -> Vec<Finding> {
 async fn running(settings: &Settings, env: &str, shown: &str, place: &Place) -> Vec<Finding> {
     let mut findings = Vec::new();
     if settings.grpc.tls.is_some() {
-        let end_s = instance::shown_end_s(place).await;
-        findings.extend(end_s.map(|end_s| judge(&shown, "the certificate that is served now", end_s)));
+        let ends_s = instance::shown_ends_s(place).await;
+        findings.extend(judge_chain(&shown, "the certificate that is served now", &ends_s, true));
     }
     if settings.grpc.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()) {
         findings.push(if findings.is_empty() {

@@ -51,7 +51,7 @@ pub async fn examine(settings: &Settings, warnings: &[Warning]) -> Report {
     findings.push(envoy::advise(settings, &rules.policies, slowest));
     findings.extend(certificates);
     findings.extend(listeners);
-    findings.extend(host::examine(settings));
+    findings.extend(host::examine(settings, &rules.policies));
     Report { findings }
 }
 

@@ -189,24 +189,28 @@ impl TlsReloader {
     }
 }
 
-/// When the certificates in the files end, in seconds since 1970.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// When the certificates in the files end, in seconds since 1970, in the order of the files.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ends {
-    pub certificate_s: u64,
-    pub client_ca_s: Option<u64>,
+    pub chain_s: Vec<u64>,
+    pub client_ca_s: Vec<u64>,
 }
 
 /// Judges the files as at the start. Blocks.
 pub fn inspect(settings: &TlsSettings) -> Result<Ends, TlsError> {
     let files = Files::read(settings)?;
-    let (_, certificate_s) = files.build(settings)?;
-    Ok(Ends { certificate_s, client_ca_s: files.client_ca.as_deref().and_then(first_end_s) })
+    files.build(settings)?;
+    Ok(Ends {
+        chain_s: ends_s(&files.certificate),
+        client_ca_s: files.client_ca.as_deref().map(ends_s).unwrap_or_default(),
+    })
 }
 
-/// When the first of these certificates to end does.
+/// When these certificates end. None where there are none.
 #[must_use]
-pub fn first_end_s(pem: &[u8]) -> Option<u64> {
-    certificates(pem).ok()?.iter().filter_map(|certificate| validity::not_after_s(certificate)).min()
+pub fn ends_s(pem: &[u8]) -> Vec<u64> {
+    let found = certificates(pem).unwrap_or_default();
+    found.iter().filter_map(|certificate| validity::not_after_s(certificate)).collect()
 }
 
 fn expired(settings: &TlsSettings, not_after_s: u64) -> Result<(), TlsError> {

@@ -1,5 +1,5 @@
 //! How a node is set up: what it does when its memory is full, what it remembers across a restart, how it guards against a split
-//! brain. Needs `INFO` and `CONFIG GET`, which the service itself does not: where they are not granted, that is said and no more.
+//! brain. Needs `INFO` and `CONFIG GET`, which the service itself does not: where they are not granted, that is said and is no fault.
 
 use std::collections::HashMap;
 
@@ -25,9 +25,12 @@ const NEARLY_FULL_PERCENT: u64 = 90;
 pub struct Facts {
     info: HashMap<String, String>,
     config: HashMap<String, String>,
-    /// Something was not allowed.
-    pub is_hidden: bool,
+    hides_info: bool,
+    hides_config: bool,
 }
+
+/// What could not be looked at, and what would have to be granted.
+pub type Unseen = (&'static str, &'static str);
 
 impl Facts {
     pub async fn ask(connection: &mut Connection) -> Result<Self, Fault> {
@@ -38,7 +41,7 @@ impl Facts {
                 let pairs = text.lines().filter_map(|line| line.trim_end().split_once(':'));
                 facts.info = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
             }
-            Err(fault) => facts.note(fault)?,
+            Err(fault) => facts.hides_info = is_refusal(fault)?,
         }
         let get = |option: &str| {
             let mut get = cmd("CONFIG");
@@ -49,16 +52,20 @@ impl Facts {
         for reply in ask_all(connection, gets.iter()).await {
             match reply {
                 Ok(reply) => facts.config.extend(redis::from_redis_value::<HashMap<_, _>>(reply).unwrap_or_default()),
-                Err(fault) => facts.note(fault)?,
+                Err(fault) => facts.hides_config = is_refusal(fault)?,
             }
         }
         Ok(facts)
     }
 
-    /// A refusal is an answer; a connection that broke is none.
-    fn note(&mut self, fault: Fault) -> Result<(), Fault> {
-        self.is_hidden = true;
-        if matches!(fault, Fault::Timeout | Fault::Broken(_)) { Err(fault) } else { Ok(()) }
+    /// What one of the two commands says is not asked of the other.
+    pub fn unseen(&self) -> Option<Unseen> {
+        match (self.hides_info, self.hides_config) {
+            (false, false) => None,
+            (true, true) => Some(("eviction, persistence and replication", "+info +config|get")),
+            (true, false) => Some(("memory in use, the last save and replication", "+info")),
+            (false, true) => Some(("save, appendfsync and min-replicas-to-write", "+config|get")),
+        }
     }
 
     fn text(&self, option: &str, field: &str) -> Option<&str> {
@@ -91,7 +98,7 @@ impl Facts {
             format!("maxmemory-policy {policy}, no maxmemory")
         };
         let forgotten = "evicted counters are forgotten, so that their callers begin anew";
-        Some(if policy.ends_with("-random") {
+        Some(if max > 0 && policy.ends_with("-random") {
             let what =
                 "counters are forgotten at random, also those that refuse: set volatile-ttl, or noeviction with room";
             Finding::warn("eviction", &target, format!("{state}: {what}"))
@@ -174,13 +181,26 @@ impl Facts {
     }
 }
 
-/// Of the nodes that would not say.
-pub fn hidden(targets: &[&str]) -> Option<Finding> {
-    if targets.is_empty() {
-        return None;
+/// A refusal is an answer; a connection that broke is none.
+fn is_refusal(fault: Fault) -> Result<bool, Fault> {
+    if matches!(fault, Fault::Timeout | Fault::Broken(_)) { Err(fault) } else { Ok(true) }
+}
+
+/// Of the nodes that would not say something: one finding for all that is the same. It is no warning, because the service needs none
+/// of it.
+pub fn hidden<'n>(nodes: impl Iterator<Item = (&'n str, Unseen)>) -> Vec<Finding> {
+    let mut groups: Vec<(Unseen, Vec<&str>)> = Vec::new();
+    for (target, unseen) in nodes {
+        match groups.iter_mut().find(|(known, _)| *known == unseen) {
+            Some((_, targets)) => targets.push(target),
+            None => groups.push((unseen, vec![target])),
+        }
     }
-    let message = "could not look at eviction, persistence and replication: grant +info +config|get, or check by hand";
-    Some(Finding::warn("setup", &targets.join(", "), message))
+    let finding = |((what, grants), targets): (Unseen, Vec<&str>)| {
+        let message = format!("not looked at, because it takes {grants}: {what}; grant it, or check by hand");
+        Finding::ok("setup", &targets.join(", "), message)
+    };
+    groups.into_iter().map(finding).collect()
 }
 
 fn bytes(bytes: u64) -> String {
@@ -194,7 +214,7 @@ mod tests {
 
     fn facts(info: &[(&str, &str)], config: &[(&str, &str)]) -> Facts {
         let map = |pairs: &[(&str, &str)]| pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
-        Facts { info: map(info), config: map(config), is_hidden: false }
+        Facts { info: map(info), config: map(config), ..Facts::default() }
     }
 
     #[test]
@@ -210,6 +230,21 @@ mod tests {
         assert_eq!(verdict("allkeys-lru", "1", "0"), Verdict::Ok);
         assert_eq!(verdict("allkeys-lru", "1", "7"), Verdict::Warn);
         assert_eq!(verdict("volatile-ttl", "999", "0"), Verdict::Warn);
+        let endless = facts(&[("maxmemory", "0")], &[("maxmemory-policy", "allkeys-random")]);
+        assert_eq!(endless.eviction("a:1").unwrap().verdict, Verdict::Ok, "nothing is ever evicted");
+    }
+
+    #[test]
+    fn only_what_was_not_looked_at_is_named_and_together_for_nodes_that_are_alike() {
+        let facts = |hides_info, hides_config| Facts { hides_info, hides_config, ..Facts::default() };
+        assert_eq!(facts(false, false).unseen(), None);
+        let (both, config) = (facts(true, true).unseen().unwrap(), facts(false, true).unseen().unwrap());
+        let found = hidden([("a:1", both), ("b:2", config), ("c:3", both)].into_iter());
+        let targets: Vec<&str> = found.iter().map(|finding| &*finding.target).collect();
+        assert_eq!(targets, ["a:1, c:3", "b:2"]);
+        assert!(found[0].message.contains("+info +config|get: eviction, persistence and replication"), "{found:?}");
+        assert!(!found[1].message.contains("+info") && !found[1].message.contains("eviction"), "{found:?}");
+        assert!(found.iter().all(|finding| finding.verdict == Verdict::Ok), "the service needs none of it");
     }
 
     #[test]

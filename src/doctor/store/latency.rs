@@ -32,8 +32,13 @@ pub async fn measure(connection: &mut Connection, canary: &Canary) -> Result<Lat
         took.push(sent.elapsed());
     }
     took.sort_unstable();
-    let at = |percent: usize| took[(took.len() * percent / 100).min(took.len() - 1)];
-    Ok(Latency { calls: took.len(), p50: at(50), p99: at(99) })
+    Ok(Latency { calls: took.len(), p50: percentile(&took, 50), p99: percentile(&took, 99) })
+}
+
+/// The nearest rank: the smallest of which so many percent are at most as large. Of a hundred, the 99th is not the largest.
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied().unwrap_or_default()
 }
 
 /// Against the store timeout, by the name of its setting.
@@ -60,6 +65,15 @@ pub fn ms(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_slow_call_of_a_hundred_is_not_the_99th_percentile() {
+        let sorted: Vec<Duration> = (1..=100).map(Duration::from_millis).collect();
+        assert_eq!(percentile(&sorted, 50), Duration::from_millis(50));
+        assert_eq!(percentile(&sorted, 99), Duration::from_millis(99));
+        assert_eq!(percentile(&sorted[..1], 50), Duration::from_millis(1));
+        assert_eq!(percentile(&sorted[..10], 99), Duration::from_millis(10));
+    }
 
     #[test]
     fn what_is_beyond_the_timeout_fails_and_what_is_so_at_times_is_doubtful() {

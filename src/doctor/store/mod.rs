@@ -89,11 +89,16 @@ impl Store {
         format!("{}{}", self.names.label, address.to_string())
     }
 
-    /// When the certificate ends that a server shows, where TLS is spoken.
-    async fn certificate(&self, address: &Address) -> Option<Finding> {
-        self.settings.tls.as_ref()?;
-        let end_s = presented(address).await?;
-        Some(certificates::judge(&self.target(address), "the certificate that it shows", end_s))
+    /// When the certificates end that a server shows, where TLS is spoken.
+    async fn certificates(&self, address: &Address) -> Vec<u64> {
+        if self.settings.tls.is_none() {
+            return Vec::new();
+        }
+        presented(address).await.unwrap_or_default()
+    }
+
+    fn judge_certificates(&self, address: &Address, ends_s: &[u64], was_believed: bool) -> Vec<Finding> {
+        certificates::judge_chain(&self.target(address), "the certificate that it shows", ends_s, was_believed)
     }
 }
 
@@ -114,8 +119,7 @@ pub async fn examine(settings: &RedisSettings, names: &'static Names) -> Examine
     };
     let clocks: Vec<_> = nodes.iter().filter_map(|node| node.clock.clone()).collect();
     let p99 = nodes.iter().filter_map(|node| node.p99).max();
-    let hidden: Vec<&str> = nodes.iter().filter(|node| node.is_hidden).map(|node| &*node.target).collect();
-    let hidden = care::hidden(&hidden);
+    let hidden = care::hidden(nodes.iter().filter_map(|node| Some((&*node.target, node.unseen?))));
     findings.extend(nodes.into_iter().flat_map(|node| node.findings));
     findings.extend(hidden);
     findings.extend(clock::compare(names.label, &clocks));

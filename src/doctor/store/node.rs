@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::{
     NODE_MAX, Store,
     canary::Canary,
-    care::Facts,
+    care::{Facts, Unseen},
     clock::{self, Reading},
     identity::{Age, Greeting, greet},
     latency::{self, ms},
@@ -48,8 +48,8 @@ pub struct Examined {
     pub findings: Vec<Finding>,
     pub clock: Option<Reading>,
     pub p99: Option<Duration>,
-    /// It would not say how it is set up.
-    pub is_hidden: bool,
+    /// What it would not say of how it is set up.
+    pub unseen: Option<Unseen>,
     /// Those who follow it, where ROLE is granted.
     pub replicas: Vec<Address>,
 }
@@ -82,8 +82,8 @@ impl Look<'_> {
     async fn look(&self, examined: &mut Examined) -> Result<(), Fault> {
         let settings = &self.store.settings;
         let dial = reach::dial(self.store, &self.node.address, &settings.auth, settings.database);
-        let (dialled, certificate) = tokio::join!(dial, self.store.certificate(&self.node.address));
-        examined.findings.extend(certificate);
+        let (dialled, ends_s) = tokio::join!(dial, self.store.certificates(&self.node.address));
+        examined.findings.extend(self.store.judge_certificates(&self.node.address, &ends_s, dialled.is_ok()));
         let (mut connection, took) = match dialled {
             Ok(dialled) => dialled,
             Err(unreached) => {
@@ -109,7 +109,7 @@ impl Look<'_> {
         }
         let facts = Facts::ask(&mut connection).await?;
         examined.findings.extend(facts.judge(&examined.target));
-        examined.is_hidden = facts.is_hidden;
+        examined.unseen = facts.unseen();
         if let Topology::Sentinel { .. } = settings.topology {
             examined.replicas = replicas(&mut connection).await;
         }

@@ -26,8 +26,12 @@ const QUESTIONS: [&str; 2] = ["get-master-addr-by-name", "replicas"];
 pub async fn examine(store: &Store, master: &str, sentinels: &[Address]) -> (Vec<Finding>, Vec<node::Examined>) {
     let (told, certificates) = tokio::join!(
         join_all(sentinels.iter().map(|sentinel| ask(store, master, sentinel))),
-        join_all(sentinels.iter().map(|sentinel| store.certificate(sentinel))),
+        join_all(sentinels.iter().map(|sentinel| store.certificates(sentinel))),
     );
+    let judged = sentinels.iter().zip(&told).zip(&certificates);
+    let certificates: Vec<Finding> = judged
+        .flat_map(|((sentinel, told), ends_s)| store.judge_certificates(sentinel, ends_s, told.is_ok()))
+        .collect();
     let mut primaries: Vec<Address> = Vec::new();
     for Told { primary, .. } in told.iter().flatten() {
         if !primaries.contains(primary) {
@@ -54,7 +58,7 @@ pub async fn examine(store: &Store, master: &str, sentinels: &[Address]) -> (Vec
             }
         })
         .collect();
-    findings.extend(certificates.into_iter().flatten());
+    findings.extend(certificates);
     if primaries.len() > 1 {
         let named: Vec<String> = primaries.iter().map(ToString::to_string).collect();
         let what = "is a failover under way, or are these sentinels of two different groups?";

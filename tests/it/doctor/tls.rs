@@ -73,6 +73,16 @@ fn what_is_wrong_with_our_own_certificate_is_named() {
     seen.finds("tls", &["good.crt", "our certificate ends at"]);
     seen.finds("tls", &["ca.crt", "the CA of our callers"]);
     with("ended.crt", "ended.key").fails("tls", &["ended.crt", "expired at 2020-", "renew it"]);
+    // One behind the first that has ended, and a bundle of which one has.
+    let join = |file: &str, names: [&str; 2]| {
+        let text = names.map(|name| authority.read(name)).concat();
+        std::fs::write(authority.path(file), text).unwrap();
+    };
+    join("chain.crt", ["good.crt", "ended.crt"]);
+    let seen = with("chain.crt", "good.key");
+    seen.warns("tls", &["chain.crt", "stands behind our certificate", "expired at 2020-"]);
+    join("ca.crt", ["ended.crt", "ca.crt"]);
+    with("good.crt", "good.key").finds("tls", &["ca.crt", "of 2 certificates the last to end"]);
     with("good.crt", "ended.key").fails("tls", &["GRPC_SERVER_TLS_CERT", "ended.key", "cannot serve"]);
     with("none.crt", "good.key").fails("tls", &["GRPC_SERVER_TLS_CERT", "none.crt", "cannot read"]);
 }
