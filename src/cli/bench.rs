@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
-use super::{BAD, OK, UNUSABLE, format_arg};
+use super::{BAD, OK, UNUSABLE, format_arg, put};
 use crate::{
     bench::{self, Expect, Load, Question, Shape, Target, Until},
     explain::parse_descriptor,
@@ -114,9 +114,9 @@ pub fn run(matches: &ArgMatches) -> u8 {
     match bench::run(&load) {
         Ok(report) => {
             if matches.get_one::<String>("format").is_some_and(|format| format == "json") {
-                println!("{:#}", report.json());
+                put(format_args!("{:#}", report.json()));
             } else {
-                println!("{report}");
+                put(&report);
             }
             let (answers, errors) = report.seen();
             if answers > 0 && errors == 0 { OK } else { BAD }

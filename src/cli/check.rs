@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::json;
 
-use super::{BAD, OK, UNUSABLE, format_arg};
-use crate::config::{CompileOptions, Compiled, Diagnostic, Severity, Source, compile, read_sources};
+use super::{BAD, OK, UNUSABLE, format_arg, put};
+use crate::config::{CompileOptions, Compiled, Diagnostic, Severity, Source, compile, read_sources_or_pipe};
 
 pub fn command() -> Command {
     Command::new("check")
@@ -18,7 +18,7 @@ pub fn command() -> Command {
                 .required(true)
                 .num_args(1..)
                 .value_parser(value_parser!(PathBuf))
-                .help("Files, or directories with *.yaml, *.yml and *.json files; all of them together are one set of rules"),
+                .help("Files, or directories with *.yaml, *.yml and *.json files, or /dev/stdin; all of them together are one set of rules"),
         )
         .arg(
             Arg::new("merge")
@@ -45,7 +45,7 @@ pub fn run(matches: &ArgMatches) -> u8 {
                 eprintln!("sluice: {message}");
             }
             if json {
-                println!("{:#}", json!({"ok": false, "unreadable": unreadable}));
+                put(format_args!("{:#}", json!({"ok": false, "unreadable": unreadable})));
             }
             return UNUSABLE;
         }
@@ -61,7 +61,7 @@ pub fn run(matches: &ArgMatches) -> u8 {
         let (domains, rules) = counts.unzip();
         let report =
             json!({"ok": good, "files": sources.len(), "domains": domains, "rules": rules, "diagnostics": diagnostics});
-        println!("{report:#}");
+        put(format_args!("{report:#}"));
     } else {
         print_text(&diagnostics, counts, sources.len());
     }
@@ -72,7 +72,7 @@ fn read_all<'p>(paths: impl Iterator<Item = &'p PathBuf>) -> Result<Vec<Source>,
     let mut sources = Vec::new();
     let mut unreadable = Vec::new();
     for path in paths.map(PathBuf::as_path) {
-        match read_sources(path) {
+        match read_sources_or_pipe(path) {
             Ok(read) if read.is_empty() => unreadable.push(nothing_in(path)),
             Ok(read) => sources.extend(read),
             Err(error) => unreadable.push(error.to_string()),
@@ -87,19 +87,19 @@ fn nothing_in(path: &Path) -> String {
 
 fn print_text(diagnostics: &[Diagnostic], counts: Option<(usize, usize)>, files: usize) {
     for diagnostic in diagnostics {
-        println!("{diagnostic}\n");
+        put(format_args!("{diagnostic}\n"));
     }
     let of = |severity| diagnostics.iter().filter(|diagnostic| diagnostic.severity == severity).count();
     match counts {
-        Some((domains, rules)) => println!(
+        Some((domains, rules)) => put(format_args!(
             "ok: {}, {}, {}, {}",
             count(rules, "rule"),
             count(domains, "domain"),
             count(files, "file"),
             count(of(Severity::Warning), "warning")
-        ),
-        None => println!("bad: {}, {}", count(of(Severity::Error), "error"), count(files, "file")),
-    }
+        )),
+        None => put(format_args!("bad: {}, {}", count(of(Severity::Error), "error"), count(files, "file"))),
+    };
 }
 
 fn count(number: usize, thing: &str) -> String {

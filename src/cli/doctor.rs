@@ -1,10 +1,8 @@
 //! `sluice doctor`: is a deployment well?
 
-use std::io::Write as _;
-
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::{BAD, OK, UNUSABLE, format_arg, serve};
+use super::{BAD, OK, UNUSABLE, format_arg, put, serve};
 use crate::doctor::{Verdict, examine};
 
 const ABOUT: &str = "Say what is broken in a deployment, or is going to be
@@ -54,8 +52,7 @@ pub fn run(matches: &ArgMatches) -> u8 {
     } else {
         report.to_string()
     };
-    // A closed pipe is the reader's choice; the exit code says it all the same.
-    let _ = writeln!(std::io::stdout(), "{text}");
+    put(text);
     match report.worst() {
         Verdict::Fail => BAD,
         Verdict::Warn if matches.get_flag("deny-warnings") => BAD,

@@ -1,8 +1,8 @@
 //! `sluice explain`: which rules a request meets, and why.
 
 use std::{
-    io::{Read as _, Write as _},
-    net::{TcpStream, ToSocketAddrs as _},
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream, ToSocketAddrs as _},
     path::PathBuf,
     time::Duration,
 };
@@ -10,9 +10,9 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::{Arg, ArgMatches, Command, value_parser};
 
-use super::{BAD, OK, UNUSABLE, descriptors_arg, format_arg};
+use super::{BAD, OK, UNUSABLE, descriptors_arg, format_arg, put};
 use crate::{
-    config::{CompileOptions, compile, read_sources},
+    config::{CompileOptions, compile, read_sources, settings::Settings},
     explain::{explain, parse_descriptor},
     http::debug::explain_path,
 };
@@ -35,7 +35,7 @@ pub fn command() -> Command {
                 .value_name("PATH")
                 .value_parser(value_parser!(PathBuf))
                 .conflicts_with("server")
-                .help("A file or directory with rules [default: config/rules]"),
+                .help("A file or directory with rules [default: what RATE_LIMIT_CONFIG says, else as for `serve`]"),
         )
         .arg(
             Arg::new("server")
@@ -63,7 +63,7 @@ pub fn run(matches: &ArgMatches) -> u8 {
     if let Some(server) = matches.get_one::<String>("server") {
         return match ask(server, &domain, &descriptors, json) {
             Ok(answer) => {
-                println!("{}", answer.trim_end());
+                put(answer.trim_end());
                 OK
             }
             Err(failed) => {
@@ -72,7 +72,18 @@ pub fn run(matches: &ArgMatches) -> u8 {
             }
         };
     }
-    let path = matches.get_one::<PathBuf>("rules").cloned().unwrap_or_else(|| PathBuf::from("config/rules"));
+    offline(matches.get_one::<PathBuf>("rules"), &domain, &parsed, json)
+}
+
+/// By the rules in files, with the keys that a server with these settings would have.
+fn offline(path: Option<&PathBuf>, domain: &str, descriptors: &[Vec<(String, String)>], json: bool) -> u8 {
+    let (path, options) = match Settings::rules_of_process(path) {
+        Ok(found) => found,
+        Err(bad) => {
+            bad.iter().for_each(|setting| eprintln!("sluice: {setting}"));
+            return UNUSABLE;
+        }
+    };
     let sources = match read_sources(&path) {
         Ok(sources) => sources,
         Err(error) => {
@@ -80,13 +91,13 @@ pub fn run(matches: &ArgMatches) -> u8 {
             return UNUSABLE;
         }
     };
-    match compile(&sources, &CompileOptions { merge_domains: true, ..CompileOptions::default() }) {
+    match compile(&sources, &CompileOptions { merge_domains: true, ..options }) {
         Ok(compiled) => {
-            let explanation = explain(&compiled.set, &domain, &parsed);
+            let explanation = explain(&compiled.set, domain, descriptors);
             if json {
-                println!("{}", serde_json::to_string_pretty(&explanation).unwrap_or_default());
+                put(serde_json::to_string_pretty(&explanation).unwrap_or_default());
             } else {
-                println!("{explanation}");
+                put(&explanation);
             }
             OK
         }
@@ -104,8 +115,7 @@ fn ask(server: &str, domain: &str, descriptors: &[String], json: bool) -> anyhow
     let path = explain_path(domain, descriptors, if json { "json" } else { "text" });
     let unreachable =
         || format!("cannot reach {address}: give the debug address of a running sluice (DEBUG_HOST:DEBUG_PORT)");
-    let resolved = address.to_socket_addrs().with_context(unreachable)?.next().with_context(unreachable)?;
-    let mut stream = TcpStream::connect_timeout(&resolved, PATIENCE).with_context(unreachable)?;
+    let (resolved, mut stream) = connect(address).with_context(unreachable)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     // Not the name: the debug port answers to addresses.
     write!(stream, "GET {path} HTTP/1.1\r\nhost: {resolved}\r\nconnection: close\r\n\r\n").with_context(unreachable)?;
@@ -117,4 +127,16 @@ fn ask(server: &str, domain: &str, descriptors: &[String], json: bool) -> anyhow
         bail!("{address} answers: {}", body.trim());
     }
     Ok(body.to_owned())
+}
+
+/// To the first of its addresses that answers: a name often means `::1` and 127.0.0.1, and the debug port is on one of them.
+fn connect(address: &str) -> io::Result<(SocketAddr, TcpStream)> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for resolved in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&resolved, PATIENCE) {
+            Ok(stream) => return Ok((resolved, stream)),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }

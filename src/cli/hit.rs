@@ -3,10 +3,7 @@
 mod call;
 mod text;
 
-use std::{
-    io::Write as _,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -14,7 +11,7 @@ use serde_json::json;
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::call::{Answered, Caller, Question};
-use super::{BAD, OK, UNUSABLE, descriptors_arg, format_arg};
+use super::{BAD, OK, UNUSABLE, descriptors_arg, format_arg, put};
 use crate::{config::settings::parse_duration, explain::parse_descriptor};
 
 const EXAMPLES: &str = "Examples:
@@ -124,16 +121,13 @@ fn hit(matches: &ArgMatches) -> anyhow::Result<Tally> {
             let answer = caller.ask(&question).await?;
             let counted = if answer.allowed { &mut tally.allowed } else { &mut tally.refused };
             *counted += 1;
-            put(&print(number, &answer))?;
+            if !put(print(number, &answer)) {
+                return Ok(tally);
+            }
         }
-        put(&summary(&tally, began.elapsed(), text("format") == "json"))?;
+        put(summary(&tally, began.elapsed(), text("format") == "json"));
         Ok(tally)
     })
-}
-
-/// A reader that goes away ends the program, as it ends any other.
-fn put(line: &str) -> anyhow::Result<()> {
-    writeln!(std::io::stdout(), "{line}").context("cannot print")
 }
 
 fn json_line(number: u64, answer: &Answered) -> String {

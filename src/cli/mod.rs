@@ -8,7 +8,12 @@ mod hit;
 mod schema;
 mod serve;
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{
+    ffi::OsString,
+    fmt::Display,
+    io::{ErrorKind, Write as _},
+    process::ExitCode,
+};
 
 use clap::{Arg, ArgAction, Command};
 
@@ -79,6 +84,18 @@ fn run_with(arguments: Vec<OsString>) -> ExitCode {
         Some((_, matches)) => serve::run(matches),
         None => serve::run(&matches),
     })
+}
+
+/// Prints, and says whether somebody still reads. One who has gone away has read enough: nothing is told, and the exit code is
+/// the same.
+fn put(text: impl Display) -> bool {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            let _ = writeln!(std::io::stderr(), "sluice: cannot print: {error}");
+            false
+        }
+        result => result.is_ok(),
+    }
 }
 
 /// The descriptors of a request, as people write them.

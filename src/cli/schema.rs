@@ -2,7 +2,7 @@
 
 use clap::Command;
 
-use super::OK;
+use super::{OK, put};
 use crate::config::rules_schema;
 
 pub fn command() -> Command {
@@ -10,6 +10,6 @@ pub fn command() -> Command {
 }
 
 pub fn run() -> u8 {
-    println!("{:#}", rules_schema());
+    put(format_args!("{:#}", rules_schema()));
     OK
 }

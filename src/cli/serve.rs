@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, warn};
 
 use super::{BAD, OK, UNUSABLE};
@@ -79,16 +79,34 @@ fn serve(settings: Settings) -> anyhow::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().event_interval(TURNS_BETWEEN_LOOKS).build()?;
     let served = runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut signals =
+            Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
         let shutdown = async move {
-            tokio::select! {
-                _ = terminate.recv() => "SIGTERM",
-                _ = interrupt.recv() => "SIGINT",
-            }
+            let first = signals.next().await;
+            tokio::spawn(async move {
+                let signal = signals.next().await;
+                warn!(signal, "told to stop once more while draining: ending at once, calls in flight are cut off");
+                std::process::exit(i32::from(OK));
+            });
+            first
         };
         app::run(settings, shutdown).await
     });
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
+}
+
+/// Those that ask for the end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
 }

@@ -29,4 +29,4 @@ mod tests;
 pub use compile::{CompileOptions, Compiled, compile};
 pub use diagnostic::{Diagnostic, Severity};
 pub use rules_file::rules_schema;
-pub use sources::{ReadError, Source, read_sources};
+pub use sources::{ReadError, Source, read_sources, read_sources_or_pipe};

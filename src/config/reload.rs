@@ -37,7 +37,7 @@ const QUIET: Duration = Duration::from_millis(100);
 /// But at the latest after this long: a change is in force within two seconds.
 const QUIET_AT_MOST: Duration = Duration::from_millis(1_000);
 /// Of a file with thousands of mistakes, the log names this many.
-const LOGGED_ERRORS_MAX: usize = 20;
+const LOGGED_MAX: usize = 5;
 
 pub struct Reloader {
     pub path: PathBuf,
@@ -112,8 +112,11 @@ impl Reloader {
         self.metrics.load_success.increment(1);
         self.measure();
         let doubtful = warnings.iter().filter(|diagnostic| diagnostic.severity == Severity::Warning);
-        for warning in doubtful.take(LOGGED_ERRORS_MAX) {
+        for warning in doubtful.clone().take(LOGGED_MAX) {
             warn!(file = %warning.file, line = warning.line, path = %warning.path, "{}", warning.message);
+        }
+        if let Some(more) = doubtful.count().checked_sub(LOGGED_MAX).filter(|more| *more > 0) {
+            warn!(more, "there is more that is doubtful: `sluice check` shows all");
         }
         if domains == 0 {
             warn!(path = %self.path.display(), "there are no rules in there: nothing is limited");
@@ -139,7 +142,7 @@ impl Reloader {
     }
 
     fn refuse(&mut self, diagnostics: &[Diagnostic]) {
-        for diagnostic in diagnostics.iter().take(LOGGED_ERRORS_MAX) {
+        for diagnostic in diagnostics.iter().take(LOGGED_MAX) {
             let hint = diagnostic.hint.as_deref().unwrap_or_default();
             error!(
                 file = %diagnostic.file,
@@ -150,6 +153,9 @@ impl Reloader {
                 "{}",
                 diagnostic.message
             );
+        }
+        if let Some(more) = diagnostics.len().checked_sub(LOGGED_MAX).filter(|more| *more > 0) {
+            error!(more, "there are more mistakes: /config on the debug port and `sluice check` show all");
         }
         self.record_failure(diagnostics.iter().map(ToString::to_string).collect());
     }

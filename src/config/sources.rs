@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{self, Read as _},
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -50,6 +50,14 @@ pub fn read_sources(path: &Path) -> Result<Vec<Source>, ReadError> {
     read_at_rest(path, || {})
 }
 
+/// As [`read_sources`], and from a pipe as well, once: for who is asked to look at rules, such as those that another program writes.
+pub fn read_sources_or_pipe(path: &Path) -> Result<Vec<Source>, ReadError> {
+    if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
+        return Ok(vec![read_text(path)?]);
+    }
+    read_sources(path)
+}
+
 fn read_at_rest(path: &Path, mut meanwhile: impl FnMut()) -> Result<Vec<Source>, ReadError> {
     for _ in 0..TRIES {
         let before = looks(path);
@@ -66,6 +74,7 @@ fn read_at_rest(path: &Path, mut meanwhile: impl FnMut()) -> Result<Vec<Source>,
 
 /// How long it takes until the file that was written last has rested for `quiet`; zero if it has. A time to come says nothing
 /// about rest: the clocks of a file server can be ahead.
+#[must_use]
 pub fn rests_in(path: &Path, quiet: Duration) -> Duration {
     let age = |file: PathBuf| fs::metadata(file).ok()?.modified().ok()?.elapsed().ok();
     let youngest = files(path).ok().and_then(|files| files.into_iter().filter_map(age).min());
@@ -73,6 +82,7 @@ pub fn rests_in(path: &Path, quiet: Duration) -> Duration {
 }
 
 /// The rules files of a directory that are links, wherever they lead.
+#[must_use]
 pub fn links(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.filter(|file| is_rules_file(file) && file.is_symlink()).take(FILES_MAX).collect()
@@ -136,22 +146,43 @@ fn is_rules_file(path: &Path) -> bool {
 }
 
 fn read_source(path: &Path) -> Result<Source, ReadError> {
-    const MAX: usize = super::yaml::BYTES_MAX;
-    let found = fs::metadata(path).map_err(ReadError::of(path))?;
-    if !found.is_file() {
-        // A pipe or a device can be read for ever.
+    if !fs::metadata(path).map_err(ReadError::of(path))?.is_file() {
+        // A pipe or a device can be read for ever, or has nothing to say.
         let reason = io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file");
         return Err(ReadError { path: path.to_owned(), reason });
     }
-    let mut text = String::new();
+    read_text(path)
+}
+
+fn read_text(path: &Path) -> Result<Source, ReadError> {
+    const MAX: usize = super::yaml::BYTES_MAX;
+    let mut bytes = Vec::new();
     // What is read is bounded, and not only what the file says of itself: it can grow meanwhile.
     let file = fs::File::open(path).map_err(ReadError::of(path))?;
-    file.take(MAX as u64 + 1).read_to_string(&mut text).map_err(ReadError::of(path))?;
-    if text.len() > MAX {
-        let length = found.len().max(text.len() as u64);
+    file.take(MAX as u64 + 1).read_to_end(&mut bytes).map_err(ReadError::of(path))?;
+    if bytes.len() > MAX {
+        let length = fs::metadata(path).map_or(0, |found| found.len()).max(bytes.len() as u64);
         return Err(too_large(path, format!("the file has {length} bytes, at most {MAX} (32 MiB) are read")));
     }
+    let text =
+        String::from_utf8(bytes).map_err(|error| no_text(path, error.as_bytes(), error.utf8_error().valid_up_to()))?;
     Ok(Source { name: path.display().to_string(), text })
+}
+
+/// With the place of the first byte that is wrong, because an editor may not show it.
+fn no_text(path: &Path, bytes: &[u8], wrong_at: usize) -> ReadError {
+    let good = &bytes[..wrong_at];
+    let line = good.split(|byte| *byte == b'\n').count();
+    let column = 1 + good.iter().rev().take_while(|byte| **byte != b'\n').filter(|byte| **byte & 0xc0 != 0x80).count();
+    let what = if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+        "it is UTF-16: save it as UTF-8".to_owned()
+    } else {
+        let byte = bytes.get(wrong_at).copied().unwrap_or_default();
+        format!(
+            "line {line}, column {column}: byte 0x{byte:02x} is no UTF-8: save the file as UTF-8, or write the letter anew"
+        )
+    };
+    ReadError { path: path.to_owned(), reason: io::Error::new(io::ErrorKind::InvalidData, what) }
 }
 
 #[cfg(test)]
@@ -210,9 +241,13 @@ mod tests {
         assert!(message.contains("dangling.yaml"), "{message}");
         fs::remove_file(directory.path().join("dangling.yaml")).unwrap();
 
-        fs::write(directory.path().join("binary.yaml"), [0xff, 0xfe, 0x00]).unwrap();
+        let latin = directory.path().join("latin.yaml");
+        fs::write(&latin, b"domain: d\n# \xc3\xbc, and: \xfc\n").unwrap();
         let message = read_sources(directory.path()).unwrap_err().to_string();
-        assert!(message.contains("binary.yaml") && message.contains("UTF-8"), "{message}");
+        assert!(message.contains("latin.yaml: line 2, column 11: byte 0xfc is no UTF-8: save"), "{message}");
+        fs::write(&latin, [0xff, 0xfe, b'd', 0]).unwrap();
+        let message = read_sources(directory.path()).unwrap_err().to_string();
+        assert!(message.contains("latin.yaml: it is UTF-16: save it as UTF-8"), "{message}");
     }
 
     #[test]

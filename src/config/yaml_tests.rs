@@ -135,6 +135,25 @@ fn merge_keys_have_a_budget_of_their_own() {
 }
 
 #[test]
+fn the_budgets_hold_to_the_last_value() {
+    // The list itself, 999 values 2001 times, and single ones.
+    let nodes = |single: usize| {
+        let list = format!("- &a [{}]\n{}", ["0"; 998].join(","), "- *a\n".repeat(2_000));
+        mistakes(&(list + &"- 0\n".repeat(single)))
+    };
+    assert_eq!(nodes(1_000), Vec::<String>::new(), "{NODES_MAX}");
+    assert!(nodes(1_001)[0].contains("more than 2000000 values"));
+
+    let pairs = |more: &str| {
+        let merged: String = (0..250).map(|n| format!("m{n}: {{<<: *big}}\n")).collect();
+        let big: String = (0..2_000).map(|n| format!("  k{n}: 1\n")).collect();
+        mistakes(&format!("big: &big\n{big}{merged}{more}"))
+    };
+    assert_eq!(pairs(""), Vec::<String>::new(), "{MERGED_MAX}");
+    assert!(pairs("one: &one {k: 1}\nmore: {<<: *one}\n")[0].contains("more than 500000 pairs"));
+}
+
+#[test]
 fn an_alias_inside_its_own_anchor_is_refused() {
     assert!(mistakes("a: &x [*x]")[0].contains("no value that is complete before it"));
 }

@@ -1,6 +1,11 @@
 //! The command line: exit codes, what is printed where, and that all mistakes are told at once.
 
-use std::{fs, path::Path, process::Output};
+use std::{
+    fs,
+    io::Write as _,
+    path::Path,
+    process::{Output, Stdio},
+};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -288,5 +293,80 @@ fn rules_cannot_steer_a_terminal_or_forge_a_line() {
         assert!(said.contains("::error::forged"), "it is told: {said}");
         assert!(said.lines().all(|line| !line.starts_with("::") && !line.contains(char::is_control)), "{said:?}");
         assert!(!said.contains('\u{202e}'), "{said:?}");
+    }
+}
+
+#[test]
+fn a_reader_who_goes_away_is_no_reason_to_panic() {
+    let (_dir, path) = file(GOOD);
+    for args in [
+        &["check", &*path][..],
+        &["check", "--format", "json", &path],
+        &["schema"],
+        &["explain", "--rules", &path, "--domain", "shop", "ip=1"],
+        &["doctor", "--rate-limit-config", &path, "--port", "0", "--grpc-port", "0", "--debug-port", "0"],
+    ] {
+        let mut child =
+            sluice().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("sluice starts");
+        drop(child.stdout.take());
+        let ended = child.wait_with_output().expect("sluice ends");
+        let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!((ended.status.code(), &*stderr), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn check_reads_a_pipe() {
+    let check = |text: &str| {
+        let mut child = sluice()
+            .args(["check", "/dev/stdin"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sluice starts");
+        child.stdin.take().expect("is piped").write_all(text.as_bytes()).expect("is read");
+        let ended = child.wait_with_output().expect("sluice ends");
+        (ended.status.code(), String::from_utf8_lossy(&ended.stdout).into_owned())
+    };
+    let (code, said) = check(GOOD);
+    assert!(code == Some(0) && said.contains("ok: 2 rules"), "{said}");
+    let (code, said) = check(BAD);
+    assert!(code == Some(1) && said.contains("/dev/stdin:3"), "{said}");
+}
+
+#[test]
+fn explain_goes_by_the_settings_for_rules_and_keys() {
+    let (dir, _) = file(GOOD);
+    let dir = dir.path().to_str().expect("is text");
+    let env = [("RATE_LIMIT_CONFIG", dir), ("CACHE_KEY_PREFIX", "mine:")];
+    let ran = run_with(&["explain", "--domain", "shop", "ip=1"], &env);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    assert!(ran.stdout.contains("mine:{") && ran.stdout.contains("per_ip"), "{}", ran.stdout);
+    let ran = run_with(&["explain", "--domain", "shop", "ip=1"], &[("CACHE_KEY_PREFIX", "{")]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("CACHE_KEY_PREFIX"), "{}", ran.all());
+}
+
+#[test]
+fn who_tells_it_twice_to_stop_need_not_wait() {
+    let mut server = Server::builder().file("rules.yaml", GOOD).env("DRAIN_DELAY", "1h").start();
+    server.terminate();
+    server.wait_for_line(&["shutting down", "SIGTERM"]);
+    server.terminate();
+    server.wait_for_line(&["told to stop once more", "SIGTERM"]);
+    assert_eq!(server.wait_for_exit().code(), Some(0));
+}
+
+#[test]
+fn why_it_cannot_listen_is_told_once_with_the_setting() {
+    let (dir, path) = file(GOOD);
+    let nowhere = dir.path().join("none/s.sock");
+    let nowhere = nowhere.to_str().expect("is text");
+    let ports = [("PORT", "0"), ("GRPC_PORT", "0"), ("DEBUG_PORT", "0"), ("RATE_LIMIT_CONFIG", &*path)];
+    let tls = [("GRPC_SERVER_USE_TLS", "true"), ("GRPC_SERVER_TLS_CERT", nowhere), ("GRPC_SERVER_TLS_KEY", nowhere)];
+    for (env, name) in [(&tls[..], "GRPC_SERVER_TLS_KEY"), (&[("GRPC_UDS", nowhere)], "GRPC_UDS")] {
+        let ran = run_with(&["serve"], &[&ports, env].concat());
+        assert_eq!(ran.code, Some(1), "{}", ran.all());
+        assert!(ran.stderr.contains(name), "{}", ran.stderr);
+        assert_eq!(ran.stderr.matches("No such file").count(), 1, "{}", ran.stderr);
     }
 }

@@ -114,6 +114,18 @@ fn a_directory_that_is_emptied_leaves_the_rules_in_force() {
 }
 
 #[test]
+fn of_many_mistakes_the_log_has_the_first_and_says_where_the_others_are() {
+    let server = without_polls().file("rules.yaml", &rules("d", 5)).start();
+    let wrong = |key| format!("  - {{key: k{key}, rate_limit: {{unit: fortnight, requests_per_unit: 1}}}}\n");
+    let wrong: String = (0..30).map(wrong).collect();
+    server.write("rules.yaml", &format!("domain: d\ndescriptors:\n{wrong}"));
+    server.wait_for_line(&["\"more\":25", "/config on the debug port", "sluice check"]);
+    server.wait_for_line(&["rules refused"]);
+    assert_eq!(server.log().iter().filter(|line| line.contains("fortnight")).count(), 5);
+    assert_eq!(server.config()["last_error"]["errors"].as_array().map(Vec::len), Some(30));
+}
+
+#[test]
 fn a_file_behind_a_link_into_another_directory_is_noticed_when_it_is_edited() {
     let other = tempfile::tempdir().expect("there is room");
     let real = other.path().join("real.conf");
