@@ -419,3 +419,13 @@ fn debug_logs_say_which_rule_key_and_decision_and_info_says_nothing_of_requests(
     let (_, log) = quiet.stop();
     assert!(!log.iter().any(|line| line.contains("alice")), "{log:?}");
 }
+
+#[test]
+fn one_byte_beyond_the_largest_message_is_out_of_range() {
+    let server = Server::start(RULES);
+    // The field takes four bytes beside its text. What fits is read, and then has a value that is too long.
+    let text = |bytes: usize| key(&format!("user:{}", "x".repeat(bytes - 4 - "user:".len())));
+    let code = |bytes| try_consume(&server, text(bytes)).expect_err("is too long").code();
+    assert_eq!(code(256 << 10), tonic::Code::InvalidArgument);
+    assert_eq!(code((256 << 10) + 1), tonic::Code::OutOfRange);
+}

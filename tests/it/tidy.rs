@@ -238,6 +238,8 @@ fn every_limit_is_in_the_readme_as_it_is_in_the_code() {
         ("debug connections", server::DEBUG_CONNECTIONS_MAX.to_string()),
         ("handshake and opening of a connection", seconds(limits::OPENING_MAX)),
         ("first call on a connection", seconds(limits::FIRST_CALL_MAX)),
+        ("first byte on an HTTP connection", seconds(server::OPENING_MAX)),
+        ("answer to our ping on a silent connection", seconds(limits::KEEPALIVE_TIMEOUT)),
         ("headers of an HTTP/1 request, and between two", seconds(server::HEADERS_TIMEOUT)),
         ("body of a `/json` request", seconds(json::BODY_TIMEOUT)),
         ("frames that ask nothing, in 5 s", limits::ALLOWANCE.to_string()),
@@ -259,6 +261,7 @@ fn every_limit_is_in_the_readme_as_it_is_in_the_code() {
         ("bytes of all files of rules", bytes(sources::BYTES_MAX)),
         ("depth of YAML", yaml::DEPTH_MAX.to_string()),
         ("values in a file, with aliases written out", yaml::NODES_MAX.to_string()),
+        ("pairs that merge keys write out in a file", yaml::MERGED_MAX.to_string()),
     ];
     let readme = readme();
     let rows = rows.map(|(what, limit)| format!("| {what} | {limit} |"));
