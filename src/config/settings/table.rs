@@ -155,7 +155,11 @@ pub const GROUPS: &[Group] = &[
             setting("DEBUG_HOST", "127.0.0.1", "Address of the debug listener: /rlconfig, /config, /explain, /reload"),
             setting("DEBUG_PORT", "6070", "Port of the debug listener; 0 picks a free one"),
             setting("DRAIN_DELAY", "0s", "After SIGTERM, report NOT_SERVING for this long before the listeners close"),
-            setting("DRAIN_TIMEOUT", "10s", "After that, wait at most this long for calls in flight"),
+            setting(
+                "DRAIN_TIMEOUT",
+                "10s",
+                "After that, wait at most this long for calls in flight; a second SIGTERM or SIGINT ends at once",
+            ),
         ],
     },
     Group {
@@ -321,24 +325,48 @@ pub const NOT_SERVED: &[(&str, &str)] = &[
     ("REDIS_STARTUP_MAX_ELAPSED_TIME", "sluice starts without the store and picks it up when it comes"),
 ];
 
-/// Values that ask for what is so here anyway, which many write down.
-const NOTHING: [(&str, &str); 2] = [("CONFIG_TYPE", "FILE"), ("EXPIRATION_JITTER_MAX_SECONDS", "0")];
+/// What the reference has without them, and many write down all the same.
+const REFERENCE_DEFAULTS: &[(&str, &str)] = &[
+    ("CONFIG_TYPE", "FILE"),
+    ("CONFIG_GRPC_XDS_NODE_ID", "default"),
+    ("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000"),
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "3s"),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "false"),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10s"),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "60s"),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5"),
+    ("XDS_CLIENT_BACKOFF_JITTER", "true"),
+    ("STATSD_HOST", "localhost"),
+    ("STATSD_PORT", "8125"),
+    ("USE_DOG_STATSD", "false"),
+    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "false"),
+    ("STATS_FLUSH_INTERVAL", "10s"),
+    ("DISABLE_STATS", "false"),
+    ("MEMCACHE_MAX_IDLE_CONNS", "2"),
+    ("MEMCACHE_SRV_REFRESH", "0"),
+    ("MEMCACHE_TLS", "false"),
+    ("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", "false"),
+    ("EXPIRATION_JITTER_MAX_SECONDS", "300"),
+    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false"),
+    ("REDIS_PIPELINE_WINDOW", "0"),
+    ("REDIS_PIPELINE_LIMIT", "0"),
+    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "1"),
+    ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "WAIT"),
+    ("REDIS_PERSECOND_PIPELINE_WINDOW", "0"),
+    ("REDIS_PERSECOND_PIPELINE_LIMIT", "0"),
+    ("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", "1"),
+    ("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", "WAIT"),
+    ("REDIS_STARTUP_INITIAL_INTERVAL", "1s"),
+    ("REDIS_STARTUP_MAX_INTERVAL", "30s"),
+    ("REDIS_STARTUP_MAX_ELAPSED_TIME", "0"),
+];
 
-/// Whether a setting that is not served is set to what makes no difference, such as a switch that is off.
+/// Whether a setting that is not served is set to what the reference does without it: then nobody expects anything of it.
 #[must_use]
 pub fn asks_for_nothing(env: &str, value: &str) -> bool {
-    parse_bool(value) == Ok(false) && is_switch(env) || NOTHING.contains(&(env, value))
-}
-
-fn is_switch(env: &str) -> bool {
-    [
-        "CONFIG_GRPC_XDS_SERVER_USE_TLS",
-        "USE_DOG_STATSD",
-        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
-        "DISABLE_STATS",
-        "MEMCACHE_TLS",
-        "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION",
-        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
-    ]
-    .contains(&env)
+    let default = REFERENCE_DEFAULTS.iter().find(|(known, _)| *known == env).map(|(_, default)| *default);
+    default.is_some_and(|default| {
+        let as_switch = parse_bool(default).ok().filter(|_| matches!(default, "true" | "false"));
+        default == value || as_switch.is_some_and(|default| parse_bool(value) == Ok(default))
+    })
 }
