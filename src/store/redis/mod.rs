@@ -144,7 +144,7 @@ impl RedisStore {
         // What is rare is kept apart, here and below, so that the future of every call is small.
         match self.only_part(plan) {
             Some(part) => {
-                let deadline = deadline(part.backend.timeout, budget);
+                let deadline = deadline(Instant::now(), part.backend.timeout, budget);
                 self.decide_part(plan, &part, Ask::Whole(plan.clone()), deadline).await
             }
             None => Box::pin(self.decide_parts(plan, budget)).await,
@@ -176,10 +176,12 @@ impl RedisStore {
     }
 
     async fn decide_parts(&self, plan: &Arc<Plan>, budget: Option<Duration>) -> Answers {
+        // One look at the clock for all that follows: what is given back has what the parts have left, and not a budget of its own.
+        let began = Instant::now();
         let parts = self.parts(plan);
         let asks = parts.iter().map(|part| {
             let ask = Ask::Part(Arc::new(plan.part(&part.checks)));
-            self.decide_part(plan, part, ask, deadline(part.backend.timeout, budget))
+            self.decide_part(plan, part, ask, deadline(began, part.backend.timeout, budget))
         });
         let replies = futures_util::future::join_all(asks).await;
         let mut all: SmallVec<[Option<Result<Decision, StoreFailure>>; 4]> =
@@ -192,7 +194,7 @@ impl RedisStore {
         let mut all: Answers = all.into_iter().map(|answer| answer.unwrap_or(Err(StoreFailure::BadResponse))).collect();
         // Given back even if the caller goes, and waited for, so that a caller who comes again finds it there.
         let gifts = self.give_back(plan, &parts, &mut all);
-        let _ = timeout_at(deadline(self.main.timeout, budget), futures_util::future::join_all(gifts)).await;
+        let _ = timeout_at(deadline(began, self.main.timeout, budget), futures_util::future::join_all(gifts)).await;
         all
     }
 
@@ -293,7 +295,7 @@ impl RedisStore {
                 check.hits = Hits::Refund(check.hits.taken());
             }
             let (backend, slot, gift) = (part.backend.clone(), part.slot, Ask::Part(Arc::new((checks, keys))));
-            let deadline = deadline(backend.timeout, None);
+            let deadline = deadline(Instant::now(), backend.timeout, None);
             gifts.push(self.gifts.spawn(async move { ask(&backend, gift, slot, deadline).await }));
         }
         gifts
@@ -325,8 +327,8 @@ pub fn share_of(deadline: Duration) -> Duration {
     deadline.saturating_sub(MARGIN.max(deadline / MARGIN_PART))
 }
 
-fn deadline(store: Duration, budget: Option<Duration>) -> Instant {
-    Instant::now() + budget.map_or(store, |budget| share_of(budget).min(store))
+fn deadline(began: Instant, store: Duration, budget: Option<Duration>) -> Instant {
+    began + budget.map_or(store, |budget| share_of(budget).min(store))
 }
 
 /// Asks the node of a slot.

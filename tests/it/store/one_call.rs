@@ -1,9 +1,11 @@
 //! How often the store is asked, counted by the store itself.
 
+use std::time::{Duration, Instant};
+
 use super::{Stage, ask_all};
 use crate::{
     harness::grpc::{Code, request},
-    servers::{Cluster, REDIS, Server, alone},
+    servers::{AUTH, Cluster, Proxy, REDIS, Server, alone},
 };
 
 const RULES: &str = "
@@ -12,6 +14,7 @@ descriptors:
   - {key: a, rate_limit: {unit: year, requests_per_unit: 100}}
   - {key: b, rate_limit: {algorithm: token_bucket, unit: hour, requests_per_unit: 100}}
   - {key: c, rate_limit: {algorithm: sliding_window, unit: day, requests_per_unit: 100}}
+  - {key: none, rate_limit: {unit: second, requests_per_unit: 0}}
 ---
 domain: spread
 partition_by: [tenant]
@@ -71,16 +74,49 @@ fn a_request_is_one_call_to_a_cluster_and_one_for_each_tag_of_a_partitioned_doma
     stage.assert_clean();
 }
 
+/// A second server that has the rules per second, so that a request can need two.
+fn per_second() -> (Server, Vec<(String, String)>) {
+    let server = Server::start(REDIS);
+    let env = [("REDIS_PERSECOND", "true".to_owned()), ("REDIS_PERSECOND_URL", server.url_of_sluice())];
+    (server, env.map(|(name, value)| (name.to_owned(), value)).to_vec())
+}
+
+fn refs(env: &[(String, String)]) -> Vec<(&str, &str)> {
+    env.iter().map(|(name, value)| (&**name, &**value)).collect()
+}
+
 #[test]
 fn what_is_to_be_given_back_is_given_back_before_the_process_ends() {
     let stage = Stage::Single(Server::start(REDIS));
-    let sluice = stage.sluice(RULES, &[]);
-    let response = sluice.ask(ask_all("spread", &[("tenant", "x"), ("shut", "1")])).unwrap();
+    let (_per_second, env) = per_second();
+    let sluice = stage.sluice(RULES, &refs(&env));
+    let response = sluice.ask(ask_all("d", &[("b", "1"), ("none", "1")])).unwrap();
     assert_eq!(response.overall_code, i32::from(Code::OverLimit));
     let (status, _) = sluice.stop();
     assert!(status.success());
-    let other = stage.sluice(RULES, &[]);
-    let response = other.ask(request("spread", &[("tenant", "x")])).unwrap();
-    assert_eq!(response.statuses[0].limit_remaining, 2);
+    let other = stage.sluice(RULES, &refs(&env));
+    let response = other.ask(request("d", &[("b", "1")])).unwrap();
+    assert_eq!(response.statuses[0].limit_remaining, 99);
     stage.assert_clean();
+}
+
+#[test]
+fn what_is_given_back_is_waited_for_within_the_budget_of_the_request() {
+    let _alone = alone();
+    let main = Server::start(REDIS);
+    let proxy = Proxy::start(&main.address());
+    let (per_second, mut env) = per_second();
+    env.push(("REDIS_URL".to_owned(), format!("redis://{AUTH}@{}", proxy.address())));
+    env.push(("REDIS_TIMEOUT".to_owned(), "2s".to_owned()));
+    let sluice = super::sluice(RULES, &refs(&env));
+    sluice.wait_for_store();
+    // The part that is admitted takes three quarters of the time that there is. To give it back would take as long again.
+    proxy.set_delay(Duration::from_millis(1_500));
+    let asked = Instant::now();
+    let response = sluice.ask(ask_all("d", &[("b", "1"), ("none", "1")])).unwrap();
+    let took = asked.elapsed();
+    assert_eq!(response.overall_code, i32::from(Code::OverLimit));
+    assert!(took >= Duration::from_millis(1_900), "it was not waited for: {took:?}");
+    assert!(took < Duration::from_millis(2_700), "{took:?}");
+    per_second.assert_clean();
 }
