@@ -1,7 +1,7 @@
 -- Decides a batch of requests against the counters of one Redis. The decision is that of src/engine/algorithm/mod.rs, which is
 -- the law. src/store/redis/script.rs is the only other place that knows this contract; state.rs there knows the values.
 --
--- KEYS      the counters, each named once or more often; all in one cluster slot. Nothing else is read or written.
+-- KEYS      the counters, each named once or more often; in a cluster all in one slot. Nothing else is read or written.
 -- ARGV[1]   all numbers, little endian, packed without gaps:
 --   I7 now        us since 1970, before the year 2100; 0 is the server's own TIME, read once
 --   B  shared     1 if a key is named more than once, 0 if none is

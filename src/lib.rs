@@ -47,7 +47,7 @@
 //! * The engine does no I/O, reads no clock, waits for nothing, and has no float and no global. Time is an argument.
 //! * No request waits for a reload, and none sees half of one. A bad set of rules never replaces a good one.
 //! * No lock and no rules are held across the one await.
-//! * A request is decided by one call to the store, all or nothing; one per slot where a domain is partitioned.
+//! * A request is decided by one call to the store, all or nothing; one per slot where a domain is partitioned in a cluster.
 //! * No caller waits for a sick store longer than its own deadline.
 //! * Keys are made in `engine/key.rs` and nowhere else. No byte of a caller can choose a cluster slot.
 //! * The environment is read in `config/settings` and nowhere else. Secrets are never shown.

@@ -198,8 +198,8 @@ impl<'n> Linter<'_, '_, 'n> {
             let listed = rules.iter().take(LISTED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
             let more = if rules.len() > LISTED_MAX { ", ..." } else { "" };
             let shared = match tags.as_slice() {
-                [] => "share the domain's own call, because none of the entries is in their paths".to_owned(),
-                tags => format!("share one call per value of {}", tags.join(" and ")),
+                [] => "share the domain's own call in a cluster, because none of the entries is in their paths".to_owned(),
+                tags => format!("share one call per value of {} in a cluster", tags.join(" and ")),
             };
             let message = format!("{} of {} rules {shared}: {listed}{more}", rules.len(), self.paths.len());
             self.report.add(&self.trail, Finding::info(*place, message).field("partition_by"));

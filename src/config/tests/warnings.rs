@@ -141,8 +141,8 @@ fn a_partition_tells_which_rules_share_a_call() {
     assert_eq!(
         found,
         [
-            "info 2:15 1 of 3 rules share the domain's own call, because none of the entries is in their paths: ip",
-            "info 2:15 2 of 3 rules share one call per value of tenant: tenant, tenant > user_x",
+            "info 2:15 1 of 3 rules share the domain's own call in a cluster, because none of the entries is in their paths: ip",
+            "info 2:15 2 of 3 rules share one call per value of tenant in a cluster: tenant, tenant > user_x",
             "warning 2:24 no rule of this document has an entry 'nowhere' in its path",
         ]
     );

@@ -1,8 +1,9 @@
 //! The distributed store: Redis or Valkey, on its own, behind Sentinel, or as a cluster.
 //!
-//! All counters of a request are decided in one script call, because their keys share a slot. Where a domain is partitioned, or
-//! rules per second live on a store of their own, there is one call for each part, side by side; each part is decided all or
-//! nothing, and if one of them refuses, what the others took for rules that spare refused requests is given back.
+//! All counters of a request are decided in one script call: a server of its own decides whatever it is asked, and in a cluster
+//! their keys share a slot. Where a domain is partitioned in a cluster, or rules per second live on a store of their own, there is
+//! one call for each part, side by side; each part is decided all or nothing, and if one of them refuses, what the others took for
+//! rules that spare refused requests is given back.
 //!
 //! Never decides what a caller gets when the store cannot answer, and never waits longer than the budget.
 //!
@@ -101,6 +102,7 @@ impl Backend {
 /// The checks of a plan that are decided in one call, by their places in the plan.
 struct Part<'s> {
     backend: &'s Arc<Backend>,
+    /// 0 where there are no slots.
     slot: u16,
     checks: SmallVec<[usize; 4]>,
 }
@@ -157,7 +159,7 @@ impl RedisStore {
         if parts.len() == 1 { parts.pop() } else { None }
     }
 
-    /// One for each store and slot that the plan needs.
+    /// One for each store that the plan needs, and in a cluster one for each slot there.
     fn parts(&self, plan: &Plan) -> SmallVec<[Part<'_>; 2]> {
         let mut parts: SmallVec<[Part<'_>; 2]> = SmallVec::new();
         for (index, check) in plan.checks.iter().enumerate() {
@@ -165,7 +167,7 @@ impl RedisStore {
                 Some(per_second) if is_per_second(&check.quota) => per_second,
                 _ => &self.main,
             };
-            let slot = key::slot(plan.keys.get(check.slot));
+            let slot = if backend.nodes.is_cluster() { key::slot(plan.keys.get(check.slot)) } else { 0 };
             let belongs = |part: &&mut Part<'_>| Arc::ptr_eq(part.backend, backend) && part.slot == slot;
             match parts.iter_mut().find(belongs) {
                 Some(part) => part.checks.push(index),

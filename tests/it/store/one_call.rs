@@ -74,6 +74,23 @@ fn a_request_is_one_call_to_a_cluster_and_one_for_each_tag_of_a_partitioned_doma
     stage.assert_clean();
 }
 
+#[test]
+fn a_request_of_a_partitioned_domain_is_one_call_where_there_is_no_cluster() {
+    let stage = Stage::Single(Server::start(REDIS));
+    let sluice = stage.sluice(RULES, &[]);
+    let before = calls(&stage);
+    let response = sluice.ask(ask_all("spread", &[("tenant", "x"), ("tenant", "y"), ("tenant", "z")])).unwrap();
+    assert!(response.statuses.iter().all(|status| status.limit_remaining == 2));
+    assert_eq!(calls(&stage) - before, 1);
+
+    let response = sluice.ask(ask_all("spread", &[("tenant", "x"), ("shut", "1"), ("tenant", "y")])).unwrap();
+    assert_eq!(response.overall_code, i32::from(Code::OverLimit));
+    assert_eq!(calls(&stage) - before, 2, "all or nothing: there is nothing to give back");
+    let response = sluice.ask(request("spread", &[("tenant", "x")])).unwrap();
+    assert_eq!(response.statuses[0].limit_remaining, 1);
+    stage.assert_clean();
+}
+
 /// A second server that has the rules per second, so that a request can need two.
 fn per_second() -> (Server, Vec<(String, String)>) {
     let server = Server::start(REDIS);
