@@ -84,7 +84,7 @@ pub struct Limiter {
     rules: Reader<Rules>,
     store: Store,
     /// Where asking the store is worth sparing.
-    refusals: Option<Refusals>,
+    refusals: Option<Arc<Refusals>>,
     /// Decides where a rule says `local`.
     local: LocalShare,
     policy: Policy,
@@ -158,7 +158,9 @@ impl Limiter {
 
     /// Answers from memory what the store has refused for some time to come.
     #[must_use]
-    pub fn remembering(self, refusals: Refusals) -> Self {
+    pub fn remembering(mut self, refusals: Refusals) -> Self {
+        let refusals = Arc::new(refusals);
+        self.store.tell_of_gifts(&refusals);
         Self { refusals: Some(refusals), ..self }
     }
 
@@ -237,12 +239,17 @@ impl Limiter {
             return Ok(decided);
         }
         let span = asking.span.map(|call| Box::new(call.store(self.store.name(), plan.checks.len())));
+        // Now, too, because the caller may go away, and what it gives back may be given back all the same.
+        if let Some(refusals) = &self.refusals {
+            refusals.forget_refunds(&plan.checks, &plan.keys);
+        }
         // In memory of its own: a call that needs no store has no room for it.
         let answers = Box::pin(self.store.decide(plan, asking.budget)).await;
         if let Some(span) = span {
             span.end(answers.iter().find_map(|answer| answer.err()).map(StoreFailure::name));
         }
         if let Some(refusals) = &self.refusals {
+            refusals.forget_refunds(&plan.checks, &plan.keys);
             refusals.learn(&plan.checks, &plan.keys, &answers, began);
         }
         self.settle(plan, answers)
@@ -253,7 +260,7 @@ impl Limiter {
         if plan.checks.is_empty() {
             return Some(Decided::default());
         }
-        let recall = |refusals: &Refusals| refusals.recall(&plan.checks, &plan.keys, began);
+        let recall = |refusals: &Arc<Refusals>| refusals.recall(&plan.checks, &plan.keys, began);
         if let Some(decisions) = self.refusals.as_ref().and_then(recall) {
             return Some(Decided { decisions, from_memory: true, degraded: false });
         }

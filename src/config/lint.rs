@@ -198,7 +198,9 @@ impl<'n> Linter<'_, '_, 'n> {
             let listed = rules.iter().take(LISTED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
             let more = if rules.len() > LISTED_MAX { ", ..." } else { "" };
             let shared = match tags.as_slice() {
-                [] => "share the domain's own call in a cluster, because none of the entries is in their paths".to_owned(),
+                [] => {
+                    "share the domain's own call in a cluster, because none of the entries is in their paths".to_owned()
+                }
                 tags => format!("share one call per value of {} in a cluster", tags.join(" and ")),
             };
             let message = format!("{} of {} rules {shared}: {listed}{more}", rules.len(), self.paths.len());

@@ -20,6 +20,7 @@ use crate::engine::{
 };
 use memory::MemoryStore;
 use redis::RedisStore;
+use refusals::Refusals;
 
 /// One answer for each check of a plan: a decision, or why there is none.
 pub type Answers = SmallVec<[Result<Decision, StoreFailure>; USUAL]>;
@@ -113,6 +114,14 @@ impl Store {
         match self {
             Store::Memory(store) => Ok(Standing::new(store.peek(key), quota, memory::now_us())),
             Store::Redis(store) => store.peek(key, quota, budget).await,
+        }
+    }
+
+    /// What the store gives back by itself is told to who remembers refusals.
+    pub fn tell_of_gifts(&mut self, refusals: &Arc<Refusals>) {
+        match self {
+            Store::Memory(_) => {}
+            Store::Redis(store) => store.tell_of_gifts(refusals),
         }
     }
 

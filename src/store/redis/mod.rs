@@ -54,7 +54,7 @@ use self::{
     settings::RedisSettings,
     topology::Nodes,
 };
-use super::{Answers, StoreFailure};
+use super::{Answers, StoreFailure, refusals::Refusals};
 use crate::engine::{
     algorithm::{Check, Decision, refuses},
     key,
@@ -83,6 +83,8 @@ pub struct RedisStore {
     per_second: Option<Arc<Backend>>,
     /// What is being given back.
     gifts: TaskTracker,
+    /// Who must know of that.
+    refusals: Option<Arc<Refusals>>,
     damage_told: Mutex<Option<Instant>>,
 }
 
@@ -120,8 +122,13 @@ impl RedisStore {
             main: Backend::start(main, metrics, stop),
             per_second: per_second.map(|settings| Backend::start(settings, metrics, stop)),
             gifts: TaskTracker::new(),
+            refusals: None,
             damage_told: Mutex::default(),
         }
+    }
+
+    pub fn tell_of_gifts(&mut self, refusals: &Arc<Refusals>) {
+        self.refusals = Some(refusals.clone());
     }
 
     /// Whether it answers now.
@@ -298,7 +305,17 @@ impl RedisStore {
             }
             let (backend, slot, gift) = (part.backend.clone(), part.slot, Ask::Part(Arc::new((checks, keys))));
             let deadline = deadline(Instant::now(), backend.timeout, None);
-            gifts.push(self.gifts.spawn(async move { ask(&backend, gift, slot, deadline).await }));
+            let refusals = self.refusals.clone();
+            gifts.push(self.gifts.spawn(async move {
+                let forget = || {
+                    let (checks, keys) = gift.asked();
+                    refusals.iter().for_each(|refusals| refusals.forget_refunds(checks, keys));
+                };
+                forget();
+                let reply = ask(&backend, gift.clone(), slot, deadline).await;
+                forget();
+                reply
+            }));
         }
         gifts
     }

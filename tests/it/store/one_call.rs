@@ -14,6 +14,7 @@ descriptors:
   - {key: a, rate_limit: {unit: year, requests_per_unit: 100}}
   - {key: b, rate_limit: {algorithm: token_bucket, unit: hour, requests_per_unit: 100}}
   - {key: c, rate_limit: {algorithm: sliding_window, unit: day, requests_per_unit: 100}}
+  - {key: once, rate_limit: {algorithm: token_bucket, unit: hour, requests_per_unit: 1}}
   - {key: none, rate_limit: {unit: second, requests_per_unit: 0}}
 ---
 domain: spread
@@ -136,4 +137,28 @@ fn what_is_given_back_is_waited_for_within_the_budget_of_the_request() {
     assert!(took >= Duration::from_millis(1_900), "it was not waited for: {took:?}");
     assert!(took < Duration::from_millis(2_700), "{took:?}");
     per_second.assert_clean();
+}
+
+#[test]
+fn a_refusal_that_was_asked_for_before_something_was_given_back_is_not_remembered() {
+    let _alone = alone();
+    let main = Server::start(REDIS);
+    let proxy = Proxy::start(&main.address());
+    let (_per_second, mut env) = per_second();
+    env.push(("REDIS_URL".to_owned(), format!("redis://{AUTH}@{}", proxy.address())));
+    env.push(("REDIS_TIMEOUT".to_owned(), "4s".to_owned()));
+    let sluice = super::sluice(RULES, &refs(&env));
+    sluice.wait_for_store();
+    proxy.set_delay(Duration::from_millis(800));
+    std::thread::scope(|scope| {
+        let both = scope.spawn(|| sluice.ask(ask_all("d", &[("once", "1"), ("none", "1")])).unwrap());
+        let is_taken = || main.keys().iter().any(|(key, _)| key.contains("once"));
+        crate::harness::wait_until("the store has charged it", is_taken);
+        // Refused because of the other, whose hit is given back before this answer is home.
+        let refused = sluice.ask(request("d", &[("once", "1")])).unwrap();
+        assert_eq!(refused.overall_code, i32::from(Code::OverLimit));
+        assert_eq!(both.join().unwrap().overall_code, i32::from(Code::OverLimit));
+    });
+    let response = sluice.ask(request("d", &[("once", "1")])).unwrap();
+    assert_eq!(response.overall_code, i32::from(Code::Ok), "it was given back");
 }
