@@ -1,10 +1,14 @@
 //! Who the primary is behind sentinels: they are asked for every connection, and only a node that calls itself a primary is believed.
 //!
 //! A sentinel names a new primary up to a second after it has promoted it, because that is how often it looks. So, where the one
-//! that is named does not answer as a primary, its replicas are asked themselves: one of them may be promoted already. Should the
-//! sentinels think better of it, they make it a replica again, which ends the connection like any other.
+//! that is named does not answer as a primary in good time, its replicas are asked themselves beside it: one of them may be promoted
+//! already. Should the sentinels think better of it, they make it a replica again, which ends the connection like any other.
 
-use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use futures_util::{
+    StreamExt as _,
+    future::{Either, select},
+    stream::FuturesUnordered,
+};
 use redis::{Value, aio::MultiplexedConnection};
 use tokio::time::timeout;
 
@@ -16,6 +20,8 @@ use super::{
 
 /// The part of a dial's time that the primary that is named has to answer, before its replicas are asked.
 const HEAD_START: u32 = 4;
+/// How sentinels mark a replica that is not worth asking.
+const GONE: [&str; 3] = ["s_down", "o_down", "disconnected"];
 
 impl Dialer {
     /// Asks all sentinels at once, so that a dead one costs nothing, and takes the first primary that they lead to.
@@ -58,10 +64,16 @@ impl Dialer {
             Ok(Err(error)) => Some(error),
             Err(_) => None,
         };
-        match (self.open_promoted(&mut connection, master).await, refused) {
-            (Some(opened), _) => Ok(opened),
-            (None, Some(error)) => Err(error),
-            (None, None) => named.await,
+        let promoted = self.open_promoted(&mut connection, master);
+        tokio::pin!(promoted);
+        if let Some(error) = refused {
+            return promoted.await.ok_or(error);
+        }
+        // Beside each other: the one that is named may only be slow, and a replica may never answer.
+        match select(named, promoted).await {
+            Either::Left((Ok(opened), _)) | Either::Right((Some(opened), _)) => Ok(opened),
+            Either::Left((Err(error), promoted)) => promoted.await.ok_or(error),
+            Either::Right((None, named)) => named.await,
         }
     }
 
@@ -72,7 +84,7 @@ impl Dialer {
         // Who may not ask this waits until the sentinels name it.
         let replicas = replicas(&send(sentinel, &ask).await.ok()?);
         let mut opened: FuturesUnordered<_> =
-            replicas.into_iter().map(|replica| self.open_if_primary(replica)).collect();
+            replicas.into_iter().map(|replica| self.open_if_promoted(replica)).collect();
         while let Some(opened) = opened.next().await {
             if let Ok(connection) = opened {
                 return Some(connection);
@@ -100,19 +112,39 @@ impl Dialer {
     }
 
     async fn open_if_primary(&self, address: Address) -> Result<MultiplexedConnection, DialError> {
+        self.open_if(address, is_primary, "the sentinels call it the primary, but it is not one yet").await
+    }
+
+    async fn open_if_promoted(&self, address: Address) -> Result<MultiplexedConnection, DialError> {
+        self.open_if(address, is_promoted, "it was not promoted").await
+    }
+
+    async fn open_if(
+        &self,
+        address: Address,
+        is_right: fn(&[Value]) -> bool,
+        reason: &str,
+    ) -> Result<MultiplexedConnection, DialError> {
         let mut connection = self.open(&address, &self.settings.auth, self.settings.database).await?;
         let reply = send(&mut connection, &redis::cmd("ROLE")).await;
         match reply.map_err(|error| self.explain(&address, &error))? {
-            Value::Array(fields) if is_text(fields.first(), "master") => Ok(connection),
-            _ => {
-                let reason = "the sentinels call it the primary, but it is not one yet".to_owned();
-                Err(DialError::new(&address, reason, None))
-            }
+            Value::Array(fields) if is_right(&fields) => Ok(connection),
+            _ => Err(DialError::new(&address, reason, None)),
         }
     }
 }
 
-/// Their addresses, from the reply to SENTINEL REPLICAS. What cannot be read is left out.
+fn is_primary(role: &[Value]) -> bool {
+    is_text(role.first(), "master")
+}
+
+/// A primary that has replicated something. One at offset 0 was started a moment ago: an old primary that has come back empty,
+/// and that the sentinels are about to make a replica.
+fn is_promoted(role: &[Value]) -> bool {
+    is_primary(role) && matches!(role.get(1), Some(Value::Int(1..)))
+}
+
+/// The addresses of those that answer, from the reply to SENTINEL REPLICAS. What cannot be read is left out.
 fn replicas(reply: &Value) -> Vec<Address> {
     let Value::Array(rows) = reply else { return Vec::new() };
     let address = |row: &Value| {
@@ -121,6 +153,10 @@ fn replicas(reply: &Value) -> Vec<Address> {
             let mut pairs = fields.chunks_exact(2);
             pairs.find(|pair| pair[0] == name).map(|pair| pair[1].clone())
         };
+        let flags = field("flags").unwrap_or_default();
+        if flags.split(',').any(|flag| GONE.contains(&flag)) {
+            return None;
+        }
         Some(Address::Tcp { host: field("ip")?, port: field("port")?.parse().ok()? })
     };
     rows.iter().filter_map(address).collect()
@@ -131,5 +167,40 @@ fn is_text(value: Option<&Value>, text: &str) -> bool {
         Some(Value::BulkString(bytes)) => bytes == text.as_bytes(),
         Some(Value::SimpleString(said)) => said == text,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn replicas_that_the_sentinels_have_lost_are_not_asked() {
+        let row = |port: &str, flags: &str| {
+            let fields = ["name", "x", "ip", "10.0.0.1", "port", port, "flags", flags];
+            Value::Array(fields.into_iter().map(text).collect())
+        };
+        let rows = [
+            row("1", "slave"),
+            row("2", "s_down,slave"),
+            row("3", "slave,disconnected"),
+            row("4", "o_down,slave"),
+            row("5", "slave,promoted"),
+            row("none", "slave"),
+        ];
+        let at = |port| Address::Tcp { host: "10.0.0.1".to_owned(), port };
+        assert_eq!(replicas(&Value::Array(rows.to_vec())), [at(1), at(5)]);
+    }
+
+    #[test]
+    fn an_old_primary_that_has_come_back_empty_was_not_promoted() {
+        let role = |role: &str, offset| [text(role), Value::Int(offset), Value::Array(Vec::new())];
+        assert!(is_primary(&role("master", 0)) && !is_promoted(&role("master", 0)));
+        assert!(is_promoted(&role("master", 1)));
+        assert!(!is_promoted(&role("slave", 1)));
     }
 }

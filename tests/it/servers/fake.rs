@@ -38,6 +38,13 @@ struct State {
     greeting: Option<String>,
     /// For TIME, if not the usual.
     time: Option<String>,
+    /// For GET, in order; then nothing is there.
+    gets: VecDeque<String>,
+    /// For SENTINEL: whom it calls the primary, and a replica.
+    watched: Option<(String, String)>,
+    /// Whoever dials now is never answered.
+    is_deaf: bool,
+    slots_asked: usize,
     by_name: usize,
     by_text: usize,
     asking: usize,
@@ -63,9 +70,13 @@ impl Fake {
                     state.connections += 1;
                     state.open += 1;
                 }
-                let shared = shared.clone();
+                let (shared, is_deaf) = (shared.clone(), shared.lock().unwrap().is_deaf);
                 thread::spawn(move || {
-                    serve(client, &shared);
+                    if is_deaf {
+                        let _ = std::io::copy(&mut &client, &mut std::io::sink());
+                    } else {
+                        serve(client, &shared);
+                    }
                     shared.lock().unwrap().open -= 1;
                 });
             }
@@ -85,6 +96,26 @@ impl Fake {
     pub fn show_time(&self, seconds: &str) {
         let time = format!("*2\r\n${}\r\n{seconds}\r\n$1\r\n0\r\n", seconds.len());
         self.state.lock().unwrap().time = Some(time);
+    }
+
+    /// What GET is answered next, as bytes of the protocol.
+    pub fn answer_get(&self, reply: &str) {
+        self.state.lock().unwrap().gets.push_back(reply.to_owned());
+    }
+
+    /// From now on connections are accepted and never answered. Those that are open go on.
+    pub fn be_deaf(&self, is_deaf: bool) {
+        self.state.lock().unwrap().is_deaf = is_deaf;
+    }
+
+    /// Is a sentinel, who calls one the primary and another its replica.
+    pub fn watch(&self, primary: &str, replica: &str) {
+        self.state.lock().unwrap().watched = Some((primary.to_owned(), replica.to_owned()));
+    }
+
+    /// How often it was asked who serves which slot.
+    pub fn slots_asked(&self) -> usize {
+        self.state.lock().unwrap().slots_asked
     }
 
     pub fn answer_probes(&self, said: Option<Said>) {
@@ -153,8 +184,25 @@ fn answer(words: &[Vec<u8>], state: &Mutex<State>) -> Said {
             ok()
         }
         b"TIME" if state.time.is_some() => Said::Bytes(state.time.clone().unwrap_or_default()),
-        b"GET" => Said::Bytes("$-1\r\n".to_owned()),
-        b"CLUSTER" => Said::Bytes(state.greeting.clone().unwrap_or_default()),
+        b"GET" => Said::Bytes(state.gets.pop_front().unwrap_or_else(|| "$-1\r\n".to_owned())),
+        b"CLUSTER" => {
+            state.slots_asked += 1;
+            Said::Bytes(state.greeting.clone().unwrap_or_default())
+        }
+        b"SENTINEL" => {
+            let (primary, replica) = state.watched.clone().unwrap_or_default();
+            let names = |words: &[&str]| {
+                let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+                format!("*{}\r\n{}", words.len(), words.collect::<String>())
+            };
+            let at = |address: &str| address.rsplit_once(':').map(|(host, port)| (host.to_owned(), port.to_owned()));
+            let ((host, port), (its_host, its_port)) = at(&primary).zip(at(&replica)).unwrap_or_default();
+            Said::Bytes(if words[1].eq_ignore_ascii_case(b"replicas") {
+                format!("*1\r\n{}", names(&["ip", &its_host, "port", &its_port, "flags", "slave"]))
+            } else {
+                names(&[&host, &port])
+            })
+        }
         _ => ok(),
     }
 }

@@ -7,6 +7,7 @@ mod faults;
 mod health;
 mod one_call;
 mod panics;
+mod promoted;
 mod replies;
 mod secured;
 mod suite;
