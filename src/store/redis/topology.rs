@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     ops::RangeInclusive,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use redis::Value;
 use tokio::{
     sync::Notify,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -29,6 +29,9 @@ use crate::panics;
 pub const SLOTS: usize = 16_384;
 /// A cluster is asked who serves what at most twice a second.
 const REFRESH_PAUSE: Duration = Duration::from_millis(500);
+/// A node that a redirection has named is kept for so long, even if the cluster does not list it: a slot may be on its way to one
+/// that has none yet, and to dial it anew after every refresh would make callers wait for it again and again.
+const NAMED_FOR: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub enum Nodes {
@@ -94,7 +97,7 @@ impl Nodes {
 pub struct Cluster {
     map: ArcSwap<SlotMap>,
     /// By address, so that a node keeps its lanes when slots move.
-    nodes: Mutex<HashMap<Address, Arc<Node>>>,
+    nodes: Mutex<HashMap<Address, Known>>,
     seeds: Vec<Address>,
     settings: Arc<RedisSettings>,
     metrics: Arc<StoreMetrics>,
@@ -102,6 +105,20 @@ pub struct Cluster {
     stale: Notify,
     report: Report,
     stop: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Known {
+    node: Arc<Node>,
+    /// When a redirection last named it, if no list of slots has since.
+    named_at: Option<Instant>,
+}
+
+impl Known {
+    /// Nobody speaks of it any more.
+    fn is_over(&self) -> bool {
+        self.named_at.is_some_and(|at| at.elapsed() >= NAMED_FOR)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -157,20 +174,27 @@ impl Cluster {
             }
             _ => Address::parse(address).ok()?,
         };
-        Some(self.node(&address, ANY_SLOT))
+        Some(self.node(&address, ANY_SLOT, Some(Instant::now())))
     }
 
-    fn node(&self, address: &Address, slots: RangeInclusive<u16>) -> Arc<Node> {
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+    fn node(&self, address: &Address, slots: RangeInclusive<u16>, named_at: Option<Instant>) -> Arc<Node> {
+        let mut nodes = self.nodes();
         let start = || {
             let dialer = Dialer::new(Target::Fixed(address.clone()), &self.settings);
             let canary = canary::key_in(&self.settings.key_prefix, &slots, "canary");
-            Node::start(dialer, &canary, self.metrics.clone(), &self.stop)
+            Known { node: Node::start(dialer, &canary, self.metrics.clone(), &self.stop), named_at }
         };
-        nodes.entry(address.clone()).or_insert_with(start).clone()
+        let known = nodes.entry(address.clone()).or_insert_with(start);
+        known.named_at = named_at;
+        known.node.clone()
     }
 
-    /// Asks for the slots at the start, when somebody was sent elsewhere, and for as long as a node is sick.
+    fn nodes(&self) -> MutexGuard<'_, HashMap<Address, Known>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for the slots at the start, when somebody was sent elsewhere, for as long as a node is sick, and to let a node go that
+    /// was kept for nothing.
     async fn refresh_always(self: Arc<Self>) {
         loop {
             match self.refresh().await {
@@ -178,15 +202,16 @@ impl Cluster {
                 Err(error) => self.report.is_sick(&error.to_string(), None),
             }
             sleep(REFRESH_PAUSE).await;
-            while self.is_well() && timeout(REFRESH_PAUSE, self.stale.notified()).await.is_err() {}
+            let is_settled = || self.is_well() && !self.nodes().values().any(Known::is_over);
+            while is_settled() && timeout(REFRESH_PAUSE, self.stale.notified()).await.is_err() {}
         }
     }
 
     /// Asks those who were well a moment ago, then those whom the settings name, until one answers.
     async fn refresh(&self) -> Result<(), DialError> {
         let known: Vec<Address> = {
-            let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-            let passing = nodes.iter().filter(|(_, node)| node.vitals.breaker.is_passing());
+            let nodes = self.nodes();
+            let passing = nodes.iter().filter(|(_, known)| known.node.vitals.breaker.is_passing());
             passing.map(|(address, _)| address.clone()).collect()
         };
         let mut last = None;
@@ -207,7 +232,7 @@ impl Cluster {
         let mut map = SlotMap { nodes: Vec::new(), slots: vec![0; SLOTS] };
         for SlotRange { first, last, primary, .. } in ranges {
             let place = *places.entry(primary).or_insert_with_key(|address| {
-                map.nodes.push(self.node(address, first..=last));
+                map.nodes.push(self.node(address, first..=last, None));
                 u16::try_from(map.nodes.len()).unwrap_or(0)
             });
             let range = usize::from(first)..=usize::from(last).min(SLOTS - 1);
@@ -216,9 +241,12 @@ impl Cluster {
             }
         }
         let primaries: HashSet<&Address> = places.keys().collect();
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut nodes = self.nodes();
         let before = nodes.len();
-        nodes.retain(|address, _| primaries.contains(address));
+        // One that the cluster no longer lists, and that nobody is sent to, goes at once.
+        nodes.retain(|address, known| {
+            primaries.contains(address) || known.named_at.is_some() && !known.is_over()
+        });
         let old = self.map.load().slots != map.slots;
         if old || before != nodes.len() {
             debug!(primaries = map.nodes.len(), "learned the slots of the cluster");

@@ -269,10 +269,27 @@ fn ask_is_followed_with_asking() {
 fn a_node_that_nobody_hears_of_any_more_is_let_go() {
     let (first, second, sluice, decided) = redirected(|second| Said::error(&format!("MOVED 1 {}", second.address())));
     assert!(decided);
-    // The slots are still with the first, so the second is forgotten when they are asked for again.
+    // The slots are still with the first, so the second is kept for no more than a while.
     wait_until("the second node is let go", || second.open() == 0);
     assert!(first.open() >= 1);
     assert!(is_decided(&sluice));
+}
+
+#[test]
+fn a_node_that_a_slot_is_on_its_way_to_is_kept_though_the_cluster_does_not_list_it() {
+    let ask = |second: &Fake| Said::error(&format!("ASK 1 {}", second.address()));
+    let (first, second, sluice, decided) = redirected(ask);
+    assert!(decided);
+    let slots_asked = || first.slots_asked() + second.slots_asked();
+    for _ in 0..3 {
+        let before = slots_asked();
+        first.answer_next([ask(&second)]);
+        assert!(is_decided(&sluice));
+        wait_until("the slots are asked for again", || slots_asked() > before);
+    }
+    assert_eq!(second.asking(), 4);
+    // Beside those that were opened to ask for slots.
+    wait_until("only its two lanes were ever dialled", || second.connections() - second.slots_asked() == 2);
 }
 
 #[test]
