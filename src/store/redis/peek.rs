@@ -7,7 +7,7 @@ use redis::Value;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    Backend, RedisStore,
+    Backend, RedisStore, connect,
     fault::Fault,
     is_per_second,
     state::{self, EXACT_MAX},
@@ -29,22 +29,42 @@ impl RedisStore {
             _ => &self.main,
         };
         let deadline = Instant::now() + budget.map_or(TAKES_AT_MOST, |budget| budget.min(TAKES_AT_MOST));
-        let read = timeout_at(deadline, read(backend, key)).await.unwrap_or(Err(Fault::Timeout));
-        let (now_us, bytes) = read.map_err(|fault| fault.failure())?;
+        let read = timeout_at(deadline, read(backend, key)).await.unwrap_or(Err(Fault::Timeout.into()));
+        let (now_us, bytes) = read.map_err(|unread| match unread {
+            Unread::Fault(fault) => fault.failure(),
+            Unread::NotAString => StoreFailure::BadTypes,
+        })?;
         let remembered = bytes.map(|bytes| state::decode(&bytes)).transpose();
         let remembered: Option<State> = remembered.map_err(|_| StoreFailure::BadResponse)?;
         Ok(Standing::new(remembered, quota, now_us))
     }
 }
 
-type Read = Result<(u64, Option<Vec<u8>>), Fault>;
+type Read = Result<(u64, Option<Vec<u8>>), Unread>;
+
+/// Why it could not be looked at.
+enum Unread {
+    Fault(Fault),
+    /// The key is not ours.
+    NotAString,
+}
+
+impl From<Fault> for Unread {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
 
 async fn read(backend: &Backend, key: &str) -> Read {
     let node = backend.nodes.of(key::slot(key)).ok_or(Fault::NotAsked)?;
     let first = read_at(&node, key).await;
     match (&first, &backend.nodes) {
-        (Err(Fault::Moved { address }), Nodes::Cluster(cluster)) => match cluster.named(address) {
-            Some(node) => read_at(&node, key).await,
+        (Err(Unread::Fault(Fault::Moved { address })), Nodes::Cluster(cluster)) => match cluster.named(address) {
+            Some(node) => {
+                // One that was never heard of before may need a moment.
+                node.vitals.breaker.until_known().await;
+                read_at(&node, key).await
+            }
             None => first,
         },
         _ => first,
@@ -54,12 +74,16 @@ async fn read(backend: &Backend, key: &str) -> Read {
 /// The time first, so that a state is never ahead of it.
 async fn read_at(node: &super::node::Node, key: &str) -> Read {
     if !node.vitals.breaker.is_passing() {
-        return Err(Fault::NotAsked);
+        return Err(Fault::NotAsked.into());
     }
     let link = node.pool.get().await.map_err(|error| Fault::Broken(error.to_string()))?;
     let mut connection = link.connection.clone();
-    let time = connection.send_packed_command(&redis::cmd("TIME")).await.map_err(|error| Fault::of(&error))?;
-    let state = connection.send_packed_command(redis::cmd("GET").arg(key)).await.map_err(|error| Fault::of(&error))?;
+    let fault = |error| Unread::Fault(Fault::of(&error));
+    let time = connect::send(&mut connection, &redis::cmd("TIME")).await.map_err(fault)?;
+    let state = match connect::send(&mut connection, redis::cmd("GET").arg(key)).await {
+        Err(error) if error.code() == Some("WRONGTYPE") => return Err(Unread::NotAString),
+        state => state.map_err(fault)?,
+    };
     let (seconds, us): (u64, u64) = redis::from_redis_value(time).map_err(bad)?;
     let state = match state {
         Value::Nil => None,
@@ -69,6 +93,6 @@ async fn read_at(node: &super::node::Node, key: &str) -> Read {
     Ok((now_us.ok_or_else(|| bad("a time that no clock shows"))?, state))
 }
 
-fn bad(error: impl std::fmt::Display) -> Fault {
-    Fault::BadResponse(error.to_string())
+fn bad(error: impl std::fmt::Display) -> Unread {
+    Unread::Fault(Fault::BadResponse(error.to_string()))
 }

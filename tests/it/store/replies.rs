@@ -311,6 +311,35 @@ fn a_sick_node_is_dialled_by_one_at_a_time() {
     wait_until("it is asked again", || is_decided(&sluice));
 }
 
+/// How the counter stands, or why nobody knows.
+fn standing(sluice: &Sluice) -> Result<(), tonic::Status> {
+    let (domain, limit_key) = ("d".to_owned(), "a:1".to_owned());
+    let asked = native::GetBucketStatusRequest { domain, limit_key, entries: Vec::new() };
+    wait(async {
+        let channel = connect(sluice.grpc()).await;
+        let mut client = native::rate_limiter_service_client::RateLimiterServiceClient::new(channel);
+        client.get_bucket_status(asked).await.map(|_| ())
+    })
+}
+
+#[test]
+fn who_looks_at_a_counter_follows_a_slot_that_has_moved() {
+    let (first, second, sluice, _) = redirected(|_| Said::Admitted);
+    first.answer_get(&format!("-MOVED 1 {}\r\n", second.address()));
+    second.show_time("1800000000");
+    standing(&sluice).expect("the other node has it");
+    wait_until("the other node was dialled", || second.connections() >= 1);
+}
+
+#[test]
+fn who_looks_at_a_key_that_is_not_ours_is_told_so() {
+    let fake = Fake::start();
+    let sluice = on(&fake);
+    fake.answer_get("-WRONGTYPE Operation against a key holding the wrong kind of value\r\n");
+    let status = standing(&sluice).expect_err("it is not ours");
+    assert!(status.code() == tonic::Code::Unavailable && status.message().contains("bad_types"), "{status}");
+}
+
 #[test]
 fn a_clock_that_shows_what_none_can_is_a_bad_response() {
     let fake = Fake::start();
@@ -318,15 +347,7 @@ fn a_clock_that_shows_what_none_can_is_a_bad_response() {
     sluice.wait_for_store();
     let standing = |seconds: &str| {
         fake.show_time(seconds);
-        let (domain, limit_key) = ("d".to_owned(), "a:1".to_owned());
-        let asked = native::GetBucketStatusRequest { domain, limit_key, entries: Vec::new() };
-        wait(async {
-            let channel = connect(sluice.grpc()).await;
-            native::rate_limiter_service_client::RateLimiterServiceClient::new(channel)
-                .get_bucket_status(asked)
-                .await
-                .map(|_| ())
-        })
+        standing(&sluice)
     };
     standing("1800000000").expect("a time as any other");
     for seconds in ["18446744073709551615", "9007199255", "-1", "", "soon"] {
