@@ -47,6 +47,7 @@
 
 local spread, unpack, pack = unpack, struct.unpack, struct.pack
 local NARROW_MAX = 4294967295
+local EXACT_MAX = 9007199254740992
 
 local args = ARGV[1]
 local now_us, shared, quota_count, at = unpack('<I7BI2', args)
@@ -126,7 +127,7 @@ local function admit_one(value, quota, hits)
       head, at_us, used = unpack('<BI7I4', value)
     elseif length == 15 then
       head, at_us, used = unpack('<BI7I7', value)
-      head = head - 4
+      head = used < EXACT_MAX and head - 4 or 0
     elseif length == 16 then
       head, at_us, used, previous = unpack('<BI7I4I4', value)
       head = head - 1
@@ -170,7 +171,9 @@ if has_several then
         head, at_us, used_1, used_2, used_3 = unpack(narrow, value)
       elseif length == (is_two and 22 or 29) then
         head, at_us, used_1, used_2, used_3 = unpack(wide, value)
-        head = head - 4
+        -- Of two rates there is no third: what stands there is where the value ends.
+        local is_exact = used_1 < EXACT_MAX and used_2 < EXACT_MAX and used_3 < EXACT_MAX
+        head = is_exact and head - 4 or 0
       end
       if head ~= 16 or at_us > quota.latest_us then
         return nil

@@ -12,8 +12,15 @@ local function sliding_window()
     return { period_us = period_us, capacity = capacity, part_us = period_us / SLIDING_PARTS }, next_at
   end
 
+  -- No count is ever above the highest; one that is was not written by us, and would not stay exact.
   local function settle(rate, at_us, now_us, cell)
     local period_us = rate.period_us
+    if cell.used > SLIDING_COUNT_MAX then
+      cell.used = SLIDING_COUNT_MAX
+    end
+    if cell.previous > SLIDING_COUNT_MAX then
+      cell.previous = SLIDING_COUNT_MAX
+    end
     local passed_us = (now_us - now_us % period_us) - (at_us - at_us % period_us)
     if passed_us >= period_us then
       cell.previous = passed_us == period_us and cell.used or 0
@@ -97,13 +104,16 @@ end
 -- returns before, used, previous, remaining, reset_us and idle_at_us, or nothing if there is no room. Calls and fields are
 -- what costs in Lua, so the functions above are written out here, and the rate is bound once.
 local function admit_sliding_window(capacity, period_us)
-  local parts = 1000000
+  local parts, count_max = 1000000, 4294967296
   local part_us = period_us / parts
   return function(at_us, now_us, used, previous, hits)
     local into_us = now_us % period_us
     local passed_us = now_us - into_us - at_us + at_us % period_us
     if passed_us >= period_us then
       previous, used = passed_us == period_us and used or 0, 0
+      if previous > count_max then
+        previous = count_max
+      end
     end
     local before = used
     if previous > 0 then

@@ -9,7 +9,10 @@
 use super::Cell;
 use crate::engine::quota::{Rate, SLIDING_COUNT_MAX, SLIDING_PARTS};
 
+/// No count is ever above the highest; one that is was not written by us, and would not stay exact.
 pub fn settle(rate: &Rate, at_us: u64, now_us: u64, cell: &mut Cell) {
+    cell.used = cell.used.min(SLIDING_COUNT_MAX);
+    cell.previous = cell.previous.min(SLIDING_COUNT_MAX);
     let passed = now_us / rate.period_us() - at_us / rate.period_us();
     if passed >= 1 {
         cell.previous = if passed == 1 { cell.used } else { 0 };

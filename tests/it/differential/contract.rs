@@ -67,11 +67,12 @@ fn a_key_that_many_requests_of_a_batch_use_is_read_and_written_once() {
 
 #[test]
 fn a_key_that_is_not_ours_fails_only_the_requests_that_use_it_and_is_left_as_it_is() {
-    let hostile: [(&str, &[u8]); 5] = [
+    let hostile: [(&str, &[u8]); 6] = [
         ("nonsense", b"hello, world"),
         ("short", b"1"),
         ("newer", b"\x20\0\0\0\0\0\0\0\0\0\0\0"),
         ("torn", b"\x10\0\0\0\0\0\0\0\0\0\0\0\0"),
+        ("count beyond", b"\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\x20"),
         ("beyond", b"\x10\xff\xff\xff\xff\xff\xff\xff\0\0\0\0"),
     ];
     for binary in [REDIS, VALKEY] {
@@ -101,6 +102,49 @@ fn a_key_that_is_not_ours_fails_only_the_requests_that_use_it_and_is_left_as_it_
             assert_eq!(remaining(2), Err(&ScriptFailure { slot: 0, damage }), "{binary} {name}");
             assert_eq!(remaining(3), Ok(98), "{binary} {name}");
             assert_eq!(dumped(&mut connection), before, "{binary} {name}");
+        }
+    }
+}
+
+/// One rate, and two.
+fn windows(algorithm: Algorithm) -> [Arc<Quota>; 2] {
+    let spec = |unit| RateSpec { requests: 10, period: Period::try_new(unit, 1).unwrap(), burst: None, name: None };
+    let quota = |rates| Arc::new(Quota::try_new(algorithm, rates, OnOverLimit::Charge, false).unwrap());
+    [quota(vec![spec(Unit::Minute)]), quota(vec![spec(Unit::Minute), spec(Unit::Hour)])]
+}
+
+/// What is ours by its shape may still hold counts that we never write.
+#[test]
+fn counts_that_nobody_could_have_reached_are_read_alike() {
+    let counts = [0, 1, u64::from(u32::MAX), 1 << 32, 1 << 52, (1 << 53) - 1];
+    let minute_us = 60_000_000;
+    let asks = [Hits::take(0), Hits::ONE, Hits::take(u64::MAX), Hits::refund(1), Hits::refund(u64::MAX)];
+    for binary in [REDIS, VALKEY] {
+        let server = Server::start(binary);
+        let mut connection = connect(&server);
+        let quotas = [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::TokenBucket].map(windows);
+        for quota in quotas.iter().flatten() {
+            let previous = if quota.algorithm() == Algorithm::SlidingWindow { &counts[..] } else { &[0] };
+            for (used, previous) in counts.iter().flat_map(|used| previous.iter().map(|previous| (*used, *previous))) {
+                let cell = Cell { used, previous };
+                let damaged = State { at_us: START_US, cells: quota.rates().iter().map(|_| cell).collect(), denials: 0 };
+                for (passed_us, hits) in
+                    [0, minute_us / 2, minute_us, 2 * minute_us].into_iter().flat_map(|us| asks.map(|hits| (us, hits)))
+                {
+                    let now_us = START_US + passed_us;
+                    let mut asking = one("{test}a", quota);
+                    asking.checks[0].hits = hits;
+                    let bytes = state::encode(&damaged);
+                    redis::cmd("SET").arg("{test}a").arg(&*bytes).exec(&mut connection).unwrap();
+                    let mut states = [damaged.clone()];
+                    let (decisions, changed) = decide(now_us, &asking.checks, &mut states);
+                    let context = format!("{binary} {:?} {cell:?} {passed_us} {hits:?}", quota.algorithm());
+                    assert_eq!(call(&mut connection, now_us, &[asking]), [Ok(decisions)], "{context}");
+                    let held: Option<Vec<u8>> = redis::cmd("GET").arg("{test}a").query(&mut connection).unwrap();
+                    let expected = if changed[0] { state::encode(&states[0]) } else { bytes };
+                    assert!(held.is_none_or(|held| *held == *expected), "{context}");
+                }
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use fastrand::Rng;
 use redis::{Cmd, Connection, Value};
 use sluice::{
     engine::{
-        algorithm::{Check, Decision, Decisions, Mode, Retry, State, decide},
+        algorithm::{Cell, Check, Decision, Decisions, Mode, Retry, State, decide},
         plan::Keys,
         quota::{Algorithm, OnOverLimit, Period, Quota, RateSpec, Unit},
         request::Hits,
