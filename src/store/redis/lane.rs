@@ -6,7 +6,7 @@
 //! moment ago may send another.
 //!
 //! ```text
-//! callers --> queue --> batch of at most 32 requests or 64 keys, of one slot --> EVALSHA --> answers, one to each caller
+//! callers --> queue --> batch of at most 32 requests, 64 keys and 256 checks, of one slot --> EVALSHA --> answers, one to each caller
 //! ```
 //!
 //! A request whose caller has gone, or whose time is up, is dropped before it is sent, and so is never charged. A call that was
@@ -38,6 +38,8 @@ use crate::engine::{
 
 const REQUESTS_MAX: usize = 32;
 const KEYS_MAX: usize = 64;
+/// Many checks may share a key, and each of them costs the server its time.
+const CHECKS_MAX: usize = 256;
 /// Calls under way at any time.
 const CALLS: usize = 2;
 /// Calls under way to a store that is slow to answer.
@@ -211,23 +213,27 @@ impl Lane {
 
     /// The first and those that can go with it, as far as they are still wanted.
     fn batch(&mut self, first: Pending, era: u64) -> Option<Sent> {
-        let mut keys = first.ask.asked().1.len();
+        let size = |pending: &Pending| {
+            let (checks, keys) = pending.ask.asked();
+            (checks.len(), keys.len())
+        };
+        let (mut checks, mut keys) = size(&first);
         let mut batch = Vec::with_capacity(4);
         if first.is_wanted() {
             batch.push(first);
         }
-        while batch.len() < REQUESTS_MAX && keys < KEYS_MAX {
+        while batch.len() < REQUESTS_MAX && keys < KEYS_MAX && checks < CHECKS_MAX {
             let Some(next) = self.held.pop_front().or_else(|| self.queue.try_recv().ok()) else { break };
             if !next.is_wanted() {
                 continue;
             }
-            let its_keys = next.ask.asked().1.len();
-            let fits = keys + its_keys <= KEYS_MAX && batch.first().is_none_or(|first| first.travels_with(&next));
-            if !fits {
+            let (its_checks, its_keys) = size(&next);
+            let has_room = keys + its_keys <= KEYS_MAX && checks + its_checks <= CHECKS_MAX;
+            if !has_room || batch.first().is_some_and(|first| !first.travels_with(&next)) {
                 self.held.push_front(next);
                 break;
             }
-            keys += its_keys;
+            (checks, keys) = (checks + its_checks, keys + its_keys);
             batch.push(next);
         }
         if batch.is_empty() {

@@ -8,7 +8,9 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use hashbrown::HashMap;
 use redis::{Cmd, Value};
+use smallvec::SmallVec;
 
 use crate::{
     engine::{
@@ -130,22 +132,22 @@ pub fn encode(now_us: u64, requests: &[Asked<'_>], cmd: &mut Cmd) {
 
 fn encode_args(now_us: u64, requests: &[Asked<'_>]) -> Vec<u8> {
     let checks = || requests.iter().flat_map(|(checks, _)| *checks);
-    // Rules are few and requests are many, so each quota is sent once. Encoding one costs less than looking it up would.
-    let mut quotas: Vec<&Arc<Quota>> = Vec::with_capacity(4);
+    // Rules are few and requests are many, so each quota is sent once.
+    let mut quotas = Quotas::default();
     let mut args = Vec::with_capacity(64 + 18 * requests.len());
     push7(&mut args, now_us);
     args.push(u8::from(names_a_key_twice(requests)));
     let count_at = args.len();
     push2(&mut args, 0);
     for check in checks() {
-        if !quotas.iter().any(|quota| Arc::ptr_eq(quota, &check.quota)) {
-            quotas.push(&check.quota);
+        if quotas.place(&check.quota).is_none() {
+            quotas.add(&check.quota);
             push_quota(&mut args, &check.quota);
         }
     }
-    args[count_at..count_at + 2].copy_from_slice(&index(quotas.len()).to_le_bytes());
+    args[count_at..count_at + 2].copy_from_slice(&index(quotas.all.len()).to_le_bytes());
 
-    let quota_of = |check: &Check| quotas.iter().position(|quota| Arc::ptr_eq(quota, &check.quota)).unwrap_or(0);
+    let quota_of = |check: &Check| quotas.place(&check.quota).unwrap_or(0);
     let mut rest = requests;
     while let [first, later @ ..] = rest {
         let alike = later.iter().take_while(|later| is_alike(first, later)).count();
@@ -161,6 +163,35 @@ fn encode_args(now_us: u64, requests: &[Asked<'_>]) -> Vec<u8> {
         rest = &later[alike..];
     }
     args
+}
+
+/// The distinct quotas of a batch, in order.
+#[derive(Default)]
+struct Quotas<'a> {
+    all: SmallVec<[&'a Arc<Quota>; SEARCHED_MAX]>,
+    /// Their places, where there are more than are searched through.
+    places: HashMap<*const Quota, usize, foldhash::fast::RandomState>,
+}
+
+/// Looking through a few costs less than a map would; more than these are rare, and would cost the square of their number.
+const SEARCHED_MAX: usize = 16;
+
+impl<'a> Quotas<'a> {
+    fn place(&self, quota: &Arc<Quota>) -> Option<usize> {
+        if self.all.len() > SEARCHED_MAX {
+            return self.places.get(&Arc::as_ptr(quota)).copied();
+        }
+        self.all.iter().position(|known| Arc::ptr_eq(known, quota))
+    }
+
+    /// One that has no place yet.
+    fn add(&mut self, quota: &'a Arc<Quota>) {
+        self.all.push(quota);
+        if self.all.len() > SEARCHED_MAX {
+            let unknown = self.all.iter().enumerate().skip(self.places.len());
+            self.places.extend(unknown.map(|(place, quota)| (Arc::as_ptr(quota), place)));
+        }
+    }
 }
 
 /// The keys of one request are distinct, so this asks only about different ones.
@@ -378,6 +409,19 @@ mod tests {
         for reply in [Value::Nil, Value::Okay, Value::Int(1), Value::Array(vec![]), Value::BulkString(vec![1])] {
             assert_eq!(decode(&reply, &[(&checks, &keys)]), Err(BadReply::NotIntegers));
         }
+    }
+
+    #[test]
+    fn each_quota_has_one_place_however_many_there_are() {
+        let checks: Vec<Check> = (0..100).map(|_| one_check().0.remove(0)).collect();
+        let mut quotas = Quotas::default();
+        for check in checks.iter().chain(&checks) {
+            if quotas.place(&check.quota).is_none() {
+                quotas.add(&check.quota);
+            }
+        }
+        assert_eq!(quotas.all.len(), 100);
+        assert!(checks.iter().enumerate().all(|(place, check)| quotas.place(&check.quota) == Some(place)));
     }
 
     #[test]

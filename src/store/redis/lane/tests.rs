@@ -24,10 +24,14 @@ fn lane() -> (Lane, mpsc::Sender<Pending>) {
 }
 
 fn pending(keys: usize, slot: u16, way: Way) -> (Pending, Answer) {
+    pending_of(1, keys, slot, way)
+}
+
+fn pending_of(checks: usize, keys: usize, slot: u16, way: Way) -> (Pending, Answer) {
     let quota = Arc::new(Quota::fixed_window(3, Period::try_new(Unit::Minute, 1).unwrap()).unwrap());
     let check = Check { quota, slot: 0, hits: Hits::ONE, mode: Mode::Enforce, chained: false };
     let names: Vec<String> = (0..keys).map(|number| number.to_string()).collect();
-    let ask = Ask::Part(Arc::new((vec![check], names.iter().map(String::as_str).collect())));
+    let ask = Ask::Part(Arc::new((vec![check; checks], names.iter().map(String::as_str).collect())));
     let (reply, answer) = oneshot::channel();
     let deadline = Instant::now() + Duration::from_secs(60);
     (Pending { ask, slot: Some(slot), way, deadline, reply }, answer)
@@ -81,6 +85,18 @@ async fn a_batch_has_its_bounds() {
         sender.try_send(pending).unwrap();
     }
     assert_eq!(sizes(&mut lane), [REQUESTS_MAX, 2, 1, 1, 1]);
+}
+
+#[tokio::test]
+async fn a_batch_is_bounded_by_its_checks_however_few_keys_they_share() {
+    let (mut lane, sender) = lane();
+    let mut answers = Vec::new();
+    for checks in [100, 100, 56, 1, 200, 57, 1_000, 1] {
+        let (pending, answer) = pending_of(checks, 1, 1, Way::Shared);
+        answers.push(answer);
+        sender.try_send(pending).unwrap();
+    }
+    assert_eq!(sizes(&mut lane), [3, 2, 1, 1, 1]);
 }
 
 #[tokio::test]
