@@ -66,7 +66,7 @@ use crate::engine::{
 /// What a caller needs of its time to get the answer home: so much at least, and this part of it.
 const MARGIN: Duration = Duration::from_millis(3);
 const MARGIN_PART: u32 = 10;
-/// Before a slot that is on its way is asked for again.
+/// Before a slot that is on its way is asked for again; twice as long after each time.
 const TRY_AGAIN: Duration = Duration::from_millis(2);
 /// How often a request is sent after its slot: it may have moved twice since the map was drawn, and be on its way again.
 const ASKED_MAX: usize = 6;
@@ -362,26 +362,28 @@ async fn ask(backend: &Backend, ask: Ask, slot: u16, deadline: Instant) -> Reply
     }
 }
 
-/// Follows a slot where it has gone: a call that a node refused has not run. A node that is no longer a primary, or a slot
-/// whose keys are on their way, is tried once more.
+/// Follows a slot where it has gone: a call that a node refused has not run. A node that is no longer a primary is tried once more,
+/// a slot whose keys are on their way as long as there is time.
 async fn follow(backend: &Backend, ask: Ask, slot: u16, deadline: Instant, node: Arc<Node>, refused: Fault) -> Reply {
     let nodes = &backend.nodes;
     let tagged = nodes.is_cluster().then_some(slot);
-    let (mut asked, mut tried_again, mut reply) = (node, false, Err(refused));
+    let (mut asked, mut was_replica, mut pause, mut reply) = (node, false, TRY_AGAIN, Err(refused));
     for _ in 1..ASKED_MAX {
         let Err(fault) = &reply else { return reply };
         let (node, way) = match (fault, nodes) {
             (Fault::Moved { address }, Nodes::Cluster(cluster)) => (cluster.named(address), Way::Shared),
             (Fault::Ask { address }, Nodes::Cluster(cluster)) => (cluster.named(address), Way::Asking),
-            (Fault::ReadOnly, _) if !tried_again => (nodes.of(slot), Way::Shared),
-            (Fault::TryAgain, _) if !tried_again => {
-                sleep_until((Instant::now() + TRY_AGAIN).min(deadline)).await;
+            (Fault::ReadOnly, _) if !was_replica => (nodes.of(slot), Way::Shared),
+            // The last moment is not waited for, because the answer needs one, too.
+            (Fault::TryAgain, _) if deadline > Instant::now() + pause + LEAST => {
+                sleep_until(Instant::now() + pause).await;
+                pause *= 2;
                 // Here, and not where the map says: it may not know yet how far the slot has come.
                 (Some(asked), Way::Alone)
             }
             _ => return reply,
         };
-        tried_again |= matches!(fault, Fault::ReadOnly | Fault::TryAgain);
+        was_replica |= *fault == Fault::ReadOnly;
         let Some(node) = node.filter(|_| deadline > Instant::now() + LEAST) else { return reply };
         // One that was never heard of before may need a moment.
         let _ = timeout_at(deadline, node.vitals.breaker.until_known()).await;

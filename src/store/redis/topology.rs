@@ -244,9 +244,7 @@ impl Cluster {
         let mut nodes = self.nodes();
         let before = nodes.len();
         // One that the cluster no longer lists, and that nobody is sent to, goes at once.
-        nodes.retain(|address, known| {
-            primaries.contains(address) || known.named_at.is_some() && !known.is_over()
-        });
+        nodes.retain(|address, known| primaries.contains(address) || known.named_at.is_some() && !known.is_over());
         let old = self.map.load().slots != map.slots;
         if old || before != nodes.len() {
             debug!(primaries = map.nodes.len(), "learned the slots of the cluster");

@@ -127,7 +127,8 @@ fn counts_that_nobody_could_have_reached_are_read_alike() {
             let previous = if quota.algorithm() == Algorithm::SlidingWindow { &counts[..] } else { &[0] };
             for (used, previous) in counts.iter().flat_map(|used| previous.iter().map(|previous| (*used, *previous))) {
                 let cell = Cell { used, previous };
-                let damaged = State { at_us: START_US, cells: quota.rates().iter().map(|_| cell).collect(), denials: 0 };
+                let damaged =
+                    State { at_us: START_US, cells: quota.rates().iter().map(|_| cell).collect(), denials: 0 };
                 for (passed_us, hits) in
                     [0, minute_us / 2, minute_us, 2 * minute_us].into_iter().flat_map(|us| asks.map(|hits| (us, hits)))
                 {

@@ -126,13 +126,16 @@ fn a_node_that_says_it_cannot_serve_is_not_asked_any_more() {
 }
 
 #[test]
-fn tryagain_is_tried_again_once() {
-    let once = see([Said::error("TRYAGAIN Multiple keys request during rehashing of slot")]);
-    assert!(once.decided);
-    assert_eq!(once.calls(), (2, 0));
-    let twice = see([Said::error("TRYAGAIN no"), Said::error("TRYAGAIN no")]);
-    assert!(!twice.decided);
-    assert_eq!((twice.calls(), twice.trips()), ((2, 0), 0.0));
+fn tryagain_is_tried_again_a_few_times() {
+    let again = || Said::error("TRYAGAIN Multiple keys request during rehashing of slot");
+    for times in [1, 5] {
+        let seen = see(std::iter::repeat_with(again).take(times));
+        assert!(seen.decided);
+        assert_eq!((seen.calls(), seen.trips()), ((times + 1, 0), 0.0));
+    }
+    let ever = see(std::iter::repeat_with(again).take(100));
+    assert!(!ever.decided);
+    assert_eq!((ever.calls(), ever.trips()), ((6, 0), 0.0));
 }
 
 #[test]
