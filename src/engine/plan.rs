@@ -242,14 +242,14 @@ impl Plan {
 
     /// Checks that cannot refuse this request are told so to the store.
     fn soften(&mut self) {
-        for check in &mut self.checks {
-            if self.shadow || (self.quota_passes && check.mode == Mode::Quota) {
-                check.mode = Mode::Shadow;
-            }
-        }
+        let (shadow, quota_passes) = (self.shadow, self.quota_passes);
+        soften(&mut self.checks, |mode| shadow || quota_passes && mode == Mode::Quota);
     }
 
-    /// Some of the checks, with the keys that they need.
+    /// Some of the checks, with the keys that they need, to be decided apart from the others.
+    ///
+    /// Quota checks refuse only together. Where not all of them are here, those that are cannot tell, and must not keep the rest
+    /// from being charged: they are shadows here, and whoever puts the parts together judges them.
     #[must_use]
     pub fn part(&self, checks: &[usize]) -> (Vec<Check>, Keys) {
         let mut slots: SmallVec<[usize; 4]> = SmallVec::new();
@@ -263,12 +263,22 @@ impl Plan {
             });
             Check { slot, chained, ..check }
         });
-        let renumbered = renumbered.collect();
+        let mut renumbered: Vec<Check> = renumbered.collect();
+        let quota_checks = |checks: &[Check]| checks.iter().filter(|check| check.mode == Mode::Quota).count();
+        if quota_checks(&renumbered) < quota_checks(&self.checks) {
+            soften(&mut renumbered, |mode| mode == Mode::Quota);
+        }
         (renumbered, slots.iter().map(|slot| self.keys.get(*slot)).collect())
     }
 
     pub(super) fn is_quota(&self, limited: &Limited) -> bool {
         self.quota_mode || limited.rule.as_ref().is_some_and(|rule| rule.quota_mode)
+    }
+}
+
+fn soften(checks: &mut [Check], which: impl Fn(Mode) -> bool) {
+    for check in checks.iter_mut().filter(|check| which(check.mode)) {
+        check.mode = Mode::Shadow;
     }
 }
 

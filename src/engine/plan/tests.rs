@@ -422,3 +422,14 @@ fn the_built_in_default_counts_where_a_domain_or_a_first_key_has_no_rules_at_all
     assert!(matches!(of_domain("nowhere", &[]).matches[0], Match::Free));
     assert!(set.plan(&Request { domain: "nowhere", ..request(&["known"]) }).unknown_domain);
 }
+
+#[test]
+fn quota_checks_are_judged_by_a_part_only_if_it_has_all_of_them() {
+    let made = ["a", "b"].map(|key| in_quota_mode(rule(key, [window(5, Unit::Minute)])));
+    let set = rules(made.into_iter().chain([rule("hard", [window(5, Unit::Minute)])]).collect());
+    let plan = set.plan(&request(&["a", "hard", "b"]));
+    let modes = |checks: &[usize]| plan.part(checks).0.iter().map(|check| check.mode).collect::<Vec<_>>();
+    assert_eq!(modes(&[0, 2]), [Mode::Quota, Mode::Quota]);
+    assert_eq!(modes(&[0, 1]), [Mode::Shadow, Mode::Enforce]);
+    assert_eq!(modes(&[1]), [Mode::Enforce]);
+}

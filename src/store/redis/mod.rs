@@ -3,7 +3,7 @@
 //! All counters of a request are decided in one script call: a server of its own decides whatever it is asked, and in a cluster
 //! their keys share a slot. Where a domain is partitioned in a cluster, or rules per second live on a store of their own, there is
 //! one call for each part, side by side; each part is decided all or nothing, and if one of them refuses, what the others took for
-//! rules that spare refused requests is given back.
+//! rules that spare refused requests is given back: see [`parts`].
 //!
 //! Never decides what a caller gets when the store cannot answer, and never waits longer than the budget.
 //!
@@ -24,6 +24,7 @@ pub mod fault;
 pub mod lane;
 pub mod metrics;
 pub mod node;
+mod parts;
 mod peek;
 pub mod report;
 pub mod script;
@@ -38,10 +39,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, sleep_until, timeout_at},
-};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::warn;
 
@@ -50,18 +48,13 @@ use self::{
     lane::{Ask, Reply, Way},
     metrics::StoreMetrics,
     node::Node,
+    parts::Part,
     script::{Damage, ScriptFailure},
     settings::RedisSettings,
     topology::Nodes,
 };
 use super::{Answers, StoreFailure, refusals::Refusals};
-use crate::engine::{
-    algorithm::{Check, Decision, refuses},
-    key,
-    plan::Plan,
-    quota::{OnOverLimit, Quota, Unit},
-    request::Hits,
-};
+use crate::engine::plan::Plan;
 
 /// What a caller needs of its time to get the answer home: so much at least, and this part of it.
 const MARGIN: Duration = Duration::from_millis(3);
@@ -99,14 +92,6 @@ impl Backend {
         let timeout = settings.timeout;
         Arc::new(Self { nodes: Nodes::start(&Arc::new(settings), metrics, stop), timeout })
     }
-}
-
-/// The checks of a plan that are decided in one call, by their places in the plan.
-struct Part<'s> {
-    backend: &'s Arc<Backend>,
-    /// 0 where there are no slots.
-    slot: u16,
-    checks: SmallVec<[usize; 4]>,
 }
 
 impl RedisStore {
@@ -164,47 +149,6 @@ impl RedisStore {
     fn only_part(&self, plan: &Plan) -> Option<Part<'_>> {
         let mut parts = self.parts(plan);
         if parts.len() == 1 { parts.pop() } else { None }
-    }
-
-    /// One for each store that the plan needs, and in a cluster one for each slot there.
-    fn parts(&self, plan: &Plan) -> SmallVec<[Part<'_>; 2]> {
-        let mut parts: SmallVec<[Part<'_>; 2]> = SmallVec::new();
-        for (index, check) in plan.checks.iter().enumerate() {
-            let backend = match &self.per_second {
-                Some(per_second) if is_per_second(&check.quota) => per_second,
-                _ => &self.main,
-            };
-            let slot = if backend.nodes.is_cluster() { key::slot(plan.keys.get(check.slot)) } else { 0 };
-            let belongs = |part: &&mut Part<'_>| Arc::ptr_eq(part.backend, backend) && part.slot == slot;
-            match parts.iter_mut().find(belongs) {
-                Some(part) => part.checks.push(index),
-                None => parts.push(Part { backend, slot, checks: SmallVec::from_slice(&[index]) }),
-            }
-        }
-        parts
-    }
-
-    async fn decide_parts(&self, plan: &Arc<Plan>, budget: Option<Duration>) -> Answers {
-        // One look at the clock for all that follows: what is given back has what the parts have left, and not a budget of its own.
-        let began = Instant::now();
-        let parts = self.parts(plan);
-        let asks = parts.iter().map(|part| {
-            let ask = Ask::Part(Arc::new(plan.part(&part.checks)));
-            self.decide_part(plan, part, ask, deadline(began, part.backend.timeout, budget))
-        });
-        let replies = futures_util::future::join_all(asks).await;
-        let mut all: SmallVec<[Option<Result<Decision, StoreFailure>>; 4]> =
-            SmallVec::from_elem(None, plan.checks.len());
-        for (part, reply) in parts.iter().zip(&replies) {
-            for (index, answer) in part.checks.iter().zip(reply) {
-                all[*index] = Some(*answer);
-            }
-        }
-        let mut all: Answers = all.into_iter().map(|answer| answer.unwrap_or(Err(StoreFailure::BadResponse))).collect();
-        // Given back even if the caller goes, and waited for, so that a caller who comes again finds it there.
-        let gifts = self.give_back(plan, &parts, &mut all);
-        let _ = timeout_at(deadline(began, self.main.timeout, budget), futures_util::future::join_all(gifts)).await;
-        all
     }
 
     /// One answer for each check of a part.
@@ -274,70 +218,6 @@ impl RedisStore {
              failure policy: see what writes it, or set CACHE_KEY_PREFIX"
         );
     }
-
-    /// A part that was not refused by itself has charged checks that a refused request should have spared.
-    fn give_back(&self, plan: &Arc<Plan>, parts: &[Part<'_>], answers: &mut Answers) -> Vec<JoinHandle<Reply>> {
-        let mut gifts = Vec::new();
-        let decided: SmallVec<[Decision; 4]> =
-            answers.iter().map(|answer| answer.unwrap_or(Decision::uncounted(true))).collect();
-        if !refuses(&plan.checks, &decided) {
-            return gifts;
-        }
-        for part in parts {
-            let of_part = |index: &usize| (plan.checks[*index].clone(), decided[*index]);
-            let (checks, its): (Vec<Check>, Vec<Decision>) = part.checks.iter().map(of_part).unzip();
-            if refuses(&checks, &its) {
-                continue;
-            }
-            let was_taken = |index: &&usize| {
-                let check = &plan.checks[**index];
-                let spares = check.quota.on_over_limit() == OnOverLimit::Spare;
-                spares && check.hits.taken() > 0 && answers[**index].is_ok_and(|decision| decision.fits)
-            };
-            let taken: SmallVec<[usize; 4]> = part.checks.iter().filter(was_taken).copied().collect();
-            if taken.is_empty() {
-                continue;
-            }
-            let (mut checks, keys) = plan.part(&taken);
-            for (check, index) in checks.iter_mut().zip(&taken) {
-                answers[*index] = answers[*index].map(|decision| spared(decision, check));
-                check.hits = Hits::Refund(check.hits.taken());
-            }
-            let (backend, slot, gift) = (part.backend.clone(), part.slot, Ask::Part(Arc::new((checks, keys))));
-            let deadline = deadline(Instant::now(), backend.timeout, None);
-            let refusals = self.refusals.clone();
-            gifts.push(self.gifts.spawn(async move {
-                let forget = || {
-                    let (checks, keys) = gift.asked();
-                    refusals.iter().for_each(|refusals| refusals.forget_refunds(checks, keys));
-                };
-                forget();
-                let reply = ask(&backend, gift.clone(), slot, deadline).await;
-                forget();
-                reply
-            }));
-        }
-        gifts
-    }
-}
-
-/// The decision as if nothing had been taken.
-fn spared(decision: Decision, check: &Check) -> Decision {
-    let (hits, rate) = (check.hits.taken(), &check.quota.rates()[decision.rate]);
-    let shorter_us = if check.quota.algorithm().is_bucket() && rate.leak() > 0 {
-        (hits * rate.weight()).div_ceil(rate.leak()) * rate.tick_us()
-    } else {
-        0
-    };
-    Decision {
-        remaining: (decision.remaining + hits).min(rate.capacity()),
-        reset_us: decision.reset_us.saturating_sub(shorter_us),
-        ..decision
-    }
-}
-
-fn is_per_second(quota: &Quota) -> bool {
-    quota.rates().iter().all(|rate| rate.period().unit() == Unit::Second && rate.period().multiplier() == 1)
 }
 
 /// What the store is given of a caller's time.

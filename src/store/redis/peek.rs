@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     Backend, RedisStore, connect,
     fault::Fault,
-    is_per_second,
+    parts::is_per_second,
     state::{self, EXACT_MAX},
     topology::Nodes,
 };

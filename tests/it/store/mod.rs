@@ -10,6 +10,7 @@ mod panics;
 mod promoted;
 mod replies;
 mod secured;
+mod spared;
 mod suite;
 
 use crate::{
