@@ -20,7 +20,7 @@ use crate::{
         algorithm::{Check, Decision, Decisions, refuses},
         key,
         plan::Plan,
-        quota::{OnOverLimit, Quota, Unit},
+        quota::{Algorithm, OnOverLimit, Quota, Unit},
         request::Hits,
     },
     store::{Answers, StoreFailure},
@@ -69,7 +69,7 @@ impl RedisStore {
         // What has no answer may pass yet.
         let mut decided: Decisions = answers.iter().map(|answer| answer.unwrap_or(Decision::uncounted(true))).collect();
         if refuses(&plan.checks, &decided) {
-            let gifts = self.give_back(plan, &answers, &mut decided);
+            let gifts = self.give_back(plan, &answers, &mut decided, began);
             wait_for(gifts, deadline(began, self.main.timeout, budget)).await;
             answers.iter_mut().zip(decided).for_each(|(answer, decision)| *answer = answer.map(|_| decision));
         }
@@ -77,27 +77,42 @@ impl RedisStore {
     }
 
     /// Gives back what the checks of a refused request took that should have been spared, and makes their decisions say so.
-    /// `answers` is what the store said to each check.
-    fn give_back(&self, plan: &Plan, answers: &Answers, decisions: &mut Decisions) -> Vec<JoinHandle<Reply>> {
+    /// `answers` is what the store said to each check, when it was asked at `asked_at`.
+    fn give_back(
+        &self,
+        plan: &Plan,
+        answers: &Answers,
+        decisions: &mut Decisions,
+        asked_at: Instant,
+    ) -> Vec<JoinHandle<Reply>> {
         let mut gifts = Vec::new();
         for part in self.parts(plan) {
             let taken = taken(plan, &part, answers);
-            if taken.is_empty() {
-                continue;
+            // What was taken of a window that has ended is gone with it; given back later, it would be taken off the next one.
+            let end = |index: &usize| {
+                let is_window = plan.checks[*index].quota.algorithm() == Algorithm::FixedWindow;
+                answers[*index].ok().filter(|_| is_window).map(|taken| asked_at + Duration::from_micros(taken.reset_us))
+            };
+            let is_open = |index: &usize| end(index).is_none_or(|end| end > Instant::now());
+            let (windows, others): (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) =
+                taken.iter().copied().filter(is_open).partition(|index| end(index).is_some());
+            for (taken, end) in [(&others, None), (&windows, windows.iter().filter_map(end).min())] {
+                if !taken.is_empty() {
+                    gifts.push(self.give(&part, gift(plan, taken), end));
+                }
             }
-            let (mut checks, keys) = plan.part(&taken);
-            for (check, index) in checks.iter_mut().zip(&taken) {
-                decisions[*index] = spared(decisions[*index], check);
-                check.hits = Hits::Refund(check.hits.taken());
+            for index in taken {
+                decisions[index] = spared(decisions[index], &plan.checks[index]);
             }
-            gifts.push(self.give(&part, Ask::Part(Arc::new((checks, keys)))));
         }
         gifts
     }
 
-    fn give(&self, part: &Part<'_>, gift: Ask) -> JoinHandle<Reply> {
+    /// It is not sent after `end`.
+    fn give(&self, part: &Part<'_>, gift: Ask, end: Option<Instant>) -> JoinHandle<Reply> {
         let (backend, slot, refusals) = (part.backend.clone(), part.slot, self.refusals.clone());
         let deadline = deadline(Instant::now(), backend.timeout, None);
+        let deadline = end.map_or(deadline, |end| end.min(deadline));
         self.gifts.spawn(async move {
             let forget = || {
                 let (checks, keys) = gift.asked();
@@ -109,6 +124,14 @@ impl RedisStore {
             reply
         })
     }
+}
+
+fn gift(plan: &Plan, taken: &[usize]) -> Ask {
+    let (mut checks, keys) = plan.part(taken);
+    for check in &mut checks {
+        check.hits = Hits::Refund(check.hits.taken());
+    }
+    Ask::Part(Arc::new((checks, keys)))
 }
 
 /// So that a caller who comes again finds it there.

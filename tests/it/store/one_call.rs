@@ -15,6 +15,7 @@ descriptors:
   - {key: b, rate_limit: {algorithm: token_bucket, unit: hour, requests_per_unit: 100}}
   - {key: c, rate_limit: {algorithm: sliding_window, unit: day, requests_per_unit: 100}}
   - {key: once, rate_limit: {algorithm: token_bucket, unit: hour, requests_per_unit: 1}}
+  - {key: brief, rate_limit: {unit: second, unit_multiplier: 2, requests_per_unit: 100, on_over_limit: spare}}
   - {key: none, rate_limit: {unit: second, requests_per_unit: 0}}
 ---
 domain: spread
@@ -161,4 +162,24 @@ fn a_refusal_that_was_asked_for_before_something_was_given_back_is_not_remembere
     });
     let response = sluice.ask(request("d", &[("once", "1")])).unwrap();
     assert_eq!(response.overall_code, i32::from(Code::Ok), "it was given back");
+}
+
+#[test]
+fn nothing_is_given_back_to_a_window_that_has_ended() {
+    let _alone = alone();
+    let main = Server::start(REDIS);
+    let proxy = Proxy::start(&main.address());
+    let (_per_second, mut env) = per_second();
+    env.push(("REDIS_URL".to_owned(), format!("redis://{AUTH}@{}", proxy.address())));
+    env.push(("REDIS_TIMEOUT".to_owned(), "5s".to_owned()));
+    let sluice = super::sluice(RULES, &refs(&env));
+    sluice.wait_for_store();
+    let before = main.calls("evalsha");
+    // The answer takes longer than any window of two seconds lasts.
+    proxy.set_delay(Duration::from_millis(2_500));
+    let response = sluice.ask(ask_all("d", &[("brief", "1"), ("none", "1")])).unwrap();
+    assert_eq!(response.overall_code, i32::from(Code::OverLimit));
+    let (status, _) = sluice.stop();
+    assert!(status.success());
+    assert_eq!(main.calls("evalsha") - before, 1, "it was taken, and not given back to another window");
 }
