@@ -14,7 +14,7 @@ use tracing::debug;
 
 use crate::{
     engine::{
-        algorithm::{Decision, Decisions},
+        algorithm::{Decision, Decisions, refuses},
         plan::{Limited, Match, Plan},
         quota::Quota,
         request::{Hits, Request},
@@ -211,7 +211,7 @@ impl Limiter {
         let began = asking.began.unwrap_or_else(Instant::now);
         let decided = match panics::caught(self.decide(&plan, asking, began)).await {
             Ok(decided) => decided?,
-            Err(Panicked) => self.settle(&plan, SmallVec::from_elem(Err(StoreFailure::Panic), plan.checks.len()))?,
+            Err(Panicked) => self.settle(&plan, &SmallVec::from_elem(Err(StoreFailure::Panic), plan.checks.len()))?,
         };
         let Decided { decisions, degraded, from_memory } = decided;
         let took = began.elapsed();
@@ -252,7 +252,30 @@ impl Limiter {
             refusals.forget_refunds(&plan.checks, &plan.keys);
             refusals.learn(&plan.checks, &plan.keys, &answers, began);
         }
-        self.settle(plan, answers)
+        if answers.iter().all(Result::is_ok) {
+            return Ok(Decided { decisions: answers.into_iter().flatten().collect(), ..Decided::default() });
+        }
+        // Kept apart, because it is rare.
+        Box::pin(self.settle_and_spare(plan, answers, asking.budget, began)).await
+    }
+
+    /// What the store took for rules that spare refused requests is given back where policy refuses the request.
+    async fn settle_and_spare(
+        &self,
+        plan: &Plan,
+        answers: Answers,
+        budget: Option<Duration>,
+        began: Instant,
+    ) -> Result<Decided, CheckError> {
+        let mut settled = self.settle(plan, &answers);
+        let mut by_store = allowing(&answers);
+        let is_refused = |decided: &Decided| refuses(&plan.checks, &decided.decisions);
+        // Where what the store has answered is a refusal by itself, the store has seen to it.
+        if settled.as_ref().map_or(true, is_refused) && !refuses(&plan.checks, &by_store) {
+            let decisions = settled.as_mut().map_or(&mut by_store, |decided| &mut decided.decisions);
+            self.store.spare(plan, &answers, decisions, began, budget).await;
+        }
+        settled
     }
 
     /// Where nobody has to be waited for.
@@ -270,12 +293,8 @@ impl Limiter {
     }
 
     /// Gives every check a decision, by policy where the store has none. A refusal that is certain goes before a failure.
-    fn settle(&self, plan: &Plan, answers: Answers) -> Result<Decided, CheckError> {
-        if answers.iter().all(Result::is_ok) {
-            return Ok(Decided { decisions: answers.into_iter().flatten().collect(), ..Decided::default() });
-        }
-        let mut decisions: Decisions =
-            answers.iter().map(|answer| answer.unwrap_or(Decision::uncounted(true))).collect();
+    fn settle(&self, plan: &Plan, answers: &Answers) -> Result<Decided, CheckError> {
+        let mut decisions = allowing(answers);
         let refused = plan.conclude(&decisions).code == Code::OverLimit;
         let mut local: SmallVec<[usize; 4]> = SmallVec::new();
         for (check, answer) in answers.iter().enumerate() {
@@ -330,6 +349,11 @@ impl Limiter {
             }
         }
     }
+}
+
+/// The decisions, as if whatever the store could not decide would pass.
+fn allowing(answers: &Answers) -> Decisions {
+    answers.iter().map(|answer| answer.unwrap_or(Decision::uncounted(true))).collect()
 }
 
 /// One debug line for each descriptor: which rule, which counter, and what was decided.

@@ -8,7 +8,10 @@ pub mod memory;
 pub mod redis;
 pub mod refusals;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use smallvec::SmallVec;
 
@@ -106,6 +109,23 @@ impl Store {
         match self {
             Store::Memory(store) => store.decide(&plan.checks, &plan.keys).into_iter().map(Ok).collect(),
             Store::Redis(store) => store.decide(plan, budget).await,
+        }
+    }
+
+    /// Gives back what checks took that are to be spared, where a request that the store has not refused is refused by policy. Their
+    /// decisions say so then. `asked_at` is when the question came, `budget` how long the caller could wait then.
+    pub async fn spare(
+        &self,
+        plan: &Plan,
+        answers: &Answers,
+        decisions: &mut Decisions,
+        asked_at: Instant,
+        budget: Option<Duration>,
+    ) {
+        match self {
+            // It always answers.
+            Store::Memory(_) => {}
+            Store::Redis(store) => store.spare(plan, answers, decisions, asked_at.into(), budget).await,
         }
     }
 

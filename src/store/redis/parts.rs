@@ -76,6 +76,20 @@ impl RedisStore {
         answers
     }
 
+    /// The same where the store has not refused the request, but what had to be decided without it did. `decisions` are those
+    /// that count in the end.
+    pub async fn spare(
+        &self,
+        plan: &Plan,
+        answers: &Answers,
+        decisions: &mut Decisions,
+        asked_at: Instant,
+        budget: Option<Duration>,
+    ) {
+        let gifts = self.give_back(plan, answers, decisions, asked_at);
+        wait_for(gifts, deadline(asked_at, self.main.timeout, budget)).await;
+    }
+
     /// Gives back what the checks of a refused request took that should have been spared, and makes their decisions say so.
     /// `answers` is what the store said to each check, when it was asked at `asked_at`.
     fn give_back(
