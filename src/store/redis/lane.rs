@@ -48,6 +48,8 @@ const CALLS_MAX: usize = 32;
 const PATIENCE: Duration = Duration::from_millis(1);
 /// A connection that has had nothing to do for so long is asked whether it still leads anywhere.
 const IDLE: Duration = Duration::from_secs(2);
+/// Before a lane without a connection dials again, while others have one.
+const REDIAL: Duration = Duration::from_millis(200);
 /// Calls without an answer, one after the other, after which the connection is thought dead.
 const TIMEOUTS_MAX: u32 = 3;
 
@@ -116,6 +118,8 @@ enum Ended {
 }
 
 pub struct Lane {
+    /// Which of the node's lanes.
+    number: usize,
     queue: mpsc::Receiver<Pending>,
     /// Came out of the queue, but belongs to the next batch.
     held: VecDeque<Pending>,
@@ -126,8 +130,8 @@ pub struct Lane {
     /// Counts the links, so that a late call does not speak for a newer one.
     link_number: u64,
     dialling: bool,
-    /// A link broke while the node was thought well: dialled anew before the next caller comes.
-    lost_link: bool,
+    /// A link broke, or could not be had, while the node was thought well: dialled anew before the next caller comes.
+    redial_at: Option<Instant>,
     timeouts_in_a_row: u32,
     /// The first of them.
     silent_since: Instant,
@@ -137,12 +141,14 @@ pub struct Lane {
 impl Lane {
     #[must_use]
     pub fn new(
+        number: usize,
         queue: mpsc::Receiver<Pending>,
         pool: Pool<Dialer>,
         dial_errors: DialErrors,
         vitals: Arc<Vitals>,
     ) -> Self {
         Self {
+            number,
             queue,
             held: VecDeque::new(),
             pool,
@@ -151,7 +157,7 @@ impl Lane {
             link: None,
             link_number: 0,
             dialling: false,
-            lost_link: false,
+            redial_at: None,
             timeouts_in_a_row: 0,
             silent_since: Instant::now(),
             sent_at: Instant::now(),
@@ -164,13 +170,18 @@ impl Lane {
         self.dialling = false;
         let mut under_way = FuturesUnordered::new();
         loop {
-            if self.lost_link && !self.dialling {
-                under_way.push(Either::Right(Either::Left(self.dial())));
+            if !self.dialling && self.redial_at.is_some_and(|at| at <= Instant::now()) {
+                self.redial_at = None;
+                // A node that is sick is dialled by its probe.
+                if self.vitals.breaker.is_passing() {
+                    under_way.push(Either::Right(Either::Left(self.dial())));
+                }
             }
             let (calls, dialling, soon, idle) =
                 (under_way.len(), self.dialling, self.sent_at + PATIENCE, self.sent_at + IDLE);
             let has_room = calls < CALLS || calls < CALLS_MAX && soon <= Instant::now();
             let is_idle = calls == 0 && self.link.is_some();
+            let redial_at = self.redial_at;
             tokio::select! {
                 biased;
                 Some(ended) = under_way.next(), if calls > 0 => self.note(ended),
@@ -190,6 +201,7 @@ impl Lane {
                     }
                 }
                 () = sleep_until(soon), if !has_room && calls < CALLS_MAX && !dialling => {}
+                () = sleep_until(redial_at.unwrap_or(idle)), if redial_at.is_some() && !dialling => {}
                 () = sleep_until(idle), if is_idle => {
                     self.sent_at = Instant::now();
                     if let Some((connection, _)) = self.connection() {
@@ -244,7 +256,7 @@ impl Lane {
     }
 
     fn dial(&mut self) -> impl Future<Output = Ended> + use<> {
-        (self.dialling, self.lost_link) = (true, false);
+        (self.dialling, self.redial_at) = (true, None);
         dial(self.pool.clone(), self.dial_errors.clone(), self.vitals.clone())
     }
 
@@ -261,12 +273,14 @@ impl Lane {
         match ended {
             Ended::Dial(Ok(link)) => {
                 self.dialling = false;
+                self.vitals.linked(self.number, link.era);
                 self.link = Some(link);
                 self.link_number += 1;
                 self.timeouts_in_a_row = 0;
             }
             Ended::Dial(Err(fault)) => {
                 self.dialling = false;
+                self.redial_at = Some(Instant::now() + REDIAL);
                 let waiting = self.held.drain(..).chain(std::iter::from_fn(|| self.queue.try_recv().ok()));
                 fail(waiting.collect(), &fault);
             }
@@ -292,8 +306,9 @@ impl Lane {
     /// The next caller finds another connection, or none.
     pub fn give_up(&mut self) {
         if let Some(link) = self.link.take() {
+            self.vitals.unlinked(self.number);
             link.give_up();
-            self.lost_link = self.vitals.breaker.is_passing();
+            self.redial_at = Some(Instant::now());
         }
         self.timeouts_in_a_row = 0;
     }

@@ -10,7 +10,10 @@ use std::{
 
 use bb8_redis::bb8::Pool;
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{
+        mpsc::{self, error::TrySendError},
+        oneshot,
+    },
     time::{Instant, sleep, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
@@ -55,9 +58,29 @@ pub struct Vitals {
     pub timeout: Duration,
     metrics: Arc<StoreMetrics>,
     era: Arc<AtomicU64>,
+    /// By lane: the era of its connection, from 1; 0 is none.
+    links: Box<[AtomicU64]>,
 }
 
 impl Vitals {
+    /// A lane has a connection now.
+    pub fn linked(&self, lane: usize, era: u64) {
+        self.links[lane].store(era + 1, Ordering::Release);
+    }
+
+    pub fn unlinked(&self, lane: usize) {
+        self.links[lane].store(0, Ordering::Release);
+    }
+
+    fn is_linked(&self, lane: usize) -> bool {
+        self.links[lane].load(Ordering::Acquire) == self.era() + 1
+    }
+
+    /// Whether any lane can be used at once.
+    fn has_link(&self) -> bool {
+        (0..self.links.len()).any(|lane| self.is_linked(lane))
+    }
+
     pub fn succeeded(&self, took: Duration) {
         self.metrics.call_duration.record(took);
         self.breaker.succeeded();
@@ -71,13 +94,14 @@ impl Vitals {
         self.tell(tripped, &fault.to_string(), fault.advice());
     }
 
+    /// Callers who have another lane do not notice.
     pub fn dial_failed(&self, error: &DialError) {
-        self.tell(self.breaker.trip(), &error.to_string(), None);
+        self.tell(!self.has_link() && self.breaker.trip(), &error.to_string(), None);
     }
 
-    /// Callers cannot wait for it.
+    /// Callers cannot wait for it, if they have to.
     pub fn dial_is_slow(&self) {
-        if self.breaker.trip() {
+        if !self.has_link() && self.breaker.trip() {
             let reason = format!("no connection within {:?}, which is the store timeout", self.timeout);
             self.tell(true, &reason, None);
         }
@@ -138,6 +162,7 @@ impl Node {
             timeout: dialer.settings.timeout,
             metrics,
             era: dialer.era.clone(),
+            links: (0..connections).map(|_| AtomicU64::new(0)).collect(),
         });
         let dial_errors = DialErrors::default();
         let patience = dialer.patience();
@@ -150,14 +175,21 @@ impl Node {
             .test_on_check_out(false)
             .error_sink(Box::new(dial_errors.clone()))
             .build_unchecked(dialer);
-        let lanes = (0..connections).map(|_| {
+        let lanes = (0..connections).map(|number| {
             let (sender, queue) = mpsc::channel(QUEUE_MAX);
-            tokio::spawn(run_lane(Lane::new(queue, pool.clone(), dial_errors.clone(), vitals.clone()), vitals.clone()));
+            let lane = Lane::new(number, queue, pool.clone(), dial_errors.clone(), vitals.clone());
+            tokio::spawn(run_lane(lane, vitals.clone()));
             sender
         });
         let lanes: Arc<[_]> = lanes.collect();
         let stop = stop.child_token();
-        let probe = Probe { lanes: lanes.clone(), vitals: vitals.clone(), canary: canary::ask(canary), patience };
+        let probe = Probe {
+            lanes: lanes.clone(),
+            vitals: vitals.clone(),
+            canary: canary::ask(canary),
+            patience,
+            turn: AtomicUsize::new(0),
+        };
         tokio::spawn({
             let stop = stop.clone();
             async move { stop.run_until_cancelled(panics::again(|| probe.run())).await }
@@ -167,9 +199,10 @@ impl Node {
 
     /// Asks, and waits until the deadline at most.
     pub async fn ask(&self, ask: Ask, slot: Option<u16>, way: Way, deadline: Instant) -> Reply {
-        let reply = if self.vitals.breaker.is_passing() {
-            let lane = &self.lanes[self.next.fetch_add(1, Ordering::Relaxed) % self.lanes.len()];
-            ask_lane(lane, ask, slot, way, deadline).await
+        let (reply, answer) = oneshot::channel();
+        let pending = Pending { ask, slot, way, deadline, reply };
+        let reply = if self.vitals.breaker.is_passing() && self.send(pending) {
+            answered(answer, deadline).await
         } else {
             Err(Fault::NotAsked)
         };
@@ -177,6 +210,24 @@ impl Node {
             self.vitals.report.unanswered();
         }
         reply
+    }
+}
+
+impl Node {
+    /// To the next lane that has a connection and room. Where none has a connection, to any of them, which then dials.
+    fn send(&self, mut pending: Pending) -> bool {
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        for step in 0..self.lanes.len() {
+            let lane = first.wrapping_add(step) % self.lanes.len();
+            if !self.vitals.is_linked(lane) && self.vitals.has_link() {
+                continue;
+            }
+            match self.lanes[lane].try_send(pending) {
+                Ok(()) => return true,
+                Err(TrySendError::Full(back) | TrySendError::Closed(back)) => pending = back,
+            }
+        }
+        false
     }
 }
 
@@ -196,6 +247,10 @@ async fn ask_lane(lane: &mpsc::Sender<Pending>, ask: Ask, slot: Option<u16>, way
     if lane.try_send(Pending { ask, slot, way, deadline, reply }).is_err() {
         return Err(Fault::NotAsked);
     }
+    answered(answer, deadline).await
+}
+
+async fn answered(answer: oneshot::Receiver<Reply>, deadline: Instant) -> Reply {
     match timeout_at(deadline, answer).await {
         Ok(Ok(reply)) => reply,
         // The lane found it too late to send.
@@ -211,6 +266,8 @@ struct Probe {
     canary: Ask,
     /// How long a dial may take.
     patience: Duration,
+    /// Which lane is next.
+    turn: AtomicUsize,
 }
 
 impl Probe {
@@ -222,6 +279,7 @@ impl Probe {
             wanted = if again_so_soon { (wanted * 2).min(PROBES_MAX) } else { 1 };
             self.until_answered(wanted).await;
             self.vitals.is_well();
+            self.connect_the_others();
             passed_at = Some(Instant::now());
         }
     }
@@ -246,21 +304,30 @@ impl Probe {
         }
     }
 
-    /// The first lane alone, so that a node that is not there is dialled once; then the others, so that all are connected
-    /// before the first caller comes.
+    /// One lane alone, so that a node that is not there is dialled once; another one the next time, so that no lane that is stuck
+    /// can keep a node from being found well.
     async fn probe(&self) -> Result<(), Fault> {
-        let Some((first, others)) = self.lanes.split_first() else { return Ok(()) };
-        self.probe_lane(first).await?;
-        let probed = futures_util::future::join_all(others.iter().map(|lane| self.probe_lane(lane))).await;
-        probed.into_iter().collect()
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.lanes.len();
+        let deadline = Instant::now() + self.patience * 2 + self.vitals.timeout;
+        probe_lane(&self.lanes[turn], self.canary.clone(), deadline).await
     }
 
-    async fn probe_lane(&self, lane: &mpsc::Sender<Pending>) -> Result<(), Fault> {
+    /// Callers have one lane and need not wait for the others, which dial before anybody uses them.
+    fn connect_the_others(&self) {
         let deadline = Instant::now() + self.patience * 2 + self.vitals.timeout;
-        match ask_lane(lane, self.canary.clone(), None, Way::Alone, deadline).await {
-            Err(fault) if !fault.is_redirection() => Err(fault),
-            _ => Ok(()),
+        for (number, lane) in self.lanes.iter().enumerate() {
+            if !self.vitals.is_linked(number) {
+                let (lane, canary) = (lane.clone(), self.canary.clone());
+                tokio::spawn(async move { probe_lane(&lane, canary, deadline).await });
+            }
         }
+    }
+}
+
+async fn probe_lane(lane: &mpsc::Sender<Pending>, canary: Ask, deadline: Instant) -> Result<(), Fault> {
+    match ask_lane(lane, canary, None, Way::Alone, deadline).await {
+        Err(fault) if !fault.is_redirection() => Err(fault),
+        _ => Ok(()),
     }
 }
 
@@ -279,6 +346,7 @@ pub(super) mod tests {
             timeout: Duration::from_millis(10),
             metrics: Arc::new(metrics),
             era: Arc::default(),
+            links: [AtomicU64::new(0), AtomicU64::new(0)].into(),
         };
         vitals.is_well();
         vitals
@@ -314,6 +382,25 @@ pub(super) mod tests {
         }
         assert!(vitals.breaker.is_passing());
         vitals.failed(&Fault::Down("LOADING".to_owned()));
+        assert!(!vitals.breaker.is_passing());
+    }
+
+    #[tokio::test]
+    async fn a_lane_that_cannot_be_dialled_trips_only_where_no_other_has_a_connection() {
+        let vitals = vitals();
+        let error = DialError::new(&"node", "refused", None);
+        vitals.linked(1, 0);
+        vitals.dial_failed(&error);
+        vitals.dial_is_slow();
+        assert!(vitals.breaker.is_passing());
+        // A connection of an earlier era is none.
+        assert!(vitals.end_era(0));
+        vitals.dial_is_slow();
+        assert!(!vitals.breaker.is_passing());
+        vitals.is_well();
+        vitals.linked(1, 1);
+        vitals.unlinked(1);
+        vitals.dial_failed(&error);
         assert!(!vitals.breaker.is_passing());
     }
 }

@@ -1,6 +1,8 @@
 //! Every answer that a server can give, one by one: what the caller gets, whether the call is sent again, and whether the node is
 //! asked any more.
 
+use std::time::{Duration, Instant};
+
 use super::sluice;
 use crate::{
     harness::{
@@ -296,12 +298,32 @@ fn a_node_that_a_slot_is_on_its_way_to_is_kept_though_the_cluster_does_not_list_
 }
 
 #[test]
+fn a_lane_that_cannot_be_dialled_anew_is_no_trouble_for_the_others() {
+    let fake = Fake::start();
+    let env = [("REDIS_URL", &*fake.address()), ("REDIS_POOL_SIZE", "4"), ("REDIS_TIMEOUT", "300ms")];
+    let sluice = sluice(RULES, &env);
+    wait_until("all lanes are connected", || fake.connections() == 4);
+    sluice.wait_for_store();
+    fake.be_deaf(true);
+    fake.answer_next([Said::BytesAndEnd(String::new())]);
+    assert!(!is_decided(&sluice), "the call that was under way");
+    let since = Instant::now();
+    // Longer than callers can wait for a dial, and than a dial may take.
+    while since.elapsed() < Duration::from_secs(2) {
+        assert!(is_decided(&sluice));
+    }
+    assert_eq!(sluice.metric("sluice_store_breaker_trips_total"), 0.0);
+    fake.be_deaf(false);
+    wait_until("it is dialled again", || fake.open() == 4 && fake.connections() > 5);
+}
+
+#[test]
 fn a_sick_node_is_dialled_by_one_at_a_time() {
     let fake = Fake::start();
     let env = [("REDIS_URL", &*fake.address()), ("REDIS_POOL_SIZE", "8"), ("REDIS_TIMEOUT", PATIENT)];
     let sluice = sluice(RULES, &env);
     sluice.wait_for_store();
-    assert_eq!(fake.connections(), 8, "all lanes are connected before the first caller comes");
+    wait_until("all lanes are connected, though nobody has come", || fake.connections() == 8);
     fake.answer_probes(Some(Said::BytesAndEnd(String::new())));
     fake.answer_next([Said::error("LOADING not yet")]);
     assert!(!is_decided(&sluice));

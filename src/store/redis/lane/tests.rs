@@ -20,7 +20,7 @@ fn lane() -> (Lane, mpsc::Sender<Pending>) {
     let dialer = Dialer::new(Target::Fixed(address.clone()), &Arc::new(RedisSettings::of(address)));
     let (sender, queue) = mpsc::channel(1_024);
     let vitals = Arc::new(vitals());
-    (Lane::new(queue, Pool::builder().build_unchecked(dialer), DialErrors::default(), vitals), sender)
+    (Lane::new(0, queue, Pool::builder().build_unchecked(dialer), DialErrors::default(), vitals), sender)
 }
 
 fn pending(keys: usize, slot: u16, way: Way) -> (Pending, Answer) {
