@@ -231,7 +231,7 @@ impl Leave {
     /// Until the connection with these calls has to make room: never, if it stays by then.
     pub async fn wanted(&mut self, calls: &Calls) {
         if (&mut self.told).await.is_err() || self.stays.is_so(calls) {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 }
@@ -256,7 +256,7 @@ impl Newcomers {
         // Those that have gone, or are none any more, are left out before the queue grows.
         if self.queue.len() == self.queue.capacity() {
             let for_ever = self.stays == Stays::OnceAsked;
-            self.queue.retain(|one| !one.leave.is_closed() && !(for_ever && self.stays.is_so(&one.calls)));
+            self.queue.retain(|one| !(one.leave.is_closed() || for_ever && self.stays.is_so(&one.calls)));
         }
         let (leave, told) = oneshot::channel();
         self.queue.push_back(Newcomer { leave, calls });

@@ -117,7 +117,7 @@ fn rapid_reset_of_crumbs(address: &str) -> Ended {
 
 /// A message that never ends, and three pings for each byte of it.
 fn pings_and_crumbs(address: &str) -> Ended {
-    let begun = message(false, &[0; 1 << 20]);
+    let begun = message(false, &vec![0; 1 << 20]);
     flood(address, |number| match number {
         0 => [frame(HEADERS, END_HEADERS, 1, &call_headers(&[])), frame(DATA, 0, 1, &begun[..6])].concat(),
         _ => [frame(PING, 0, 0, b"pingping").repeat(3), frame(DATA, 0, 1, &[0])].concat(),
@@ -128,13 +128,12 @@ fn pings_and_crumbs(address: &str) -> Ended {
 fn settings_over_streams(address: &str) -> Ended {
     const INITIAL_WINDOW_SIZE: u16 = 4;
     let headers = call_headers(&[]);
-    flood(address, |number| match number {
-        0..1_000 => frame(HEADERS, END_HEADERS, 2 * number + 1, &headers),
-        _ => {
-            let window = 1_000 + number % 2;
-            let setting = [&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &window.to_be_bytes()].concat();
-            frame(SETTINGS, 0, 0, &setting)
+    flood(address, |number| {
+        if number < 1_000 {
+            return frame(HEADERS, END_HEADERS, 2 * number + 1, &headers);
         }
+        let window = 1_000 + number % 2;
+        frame(SETTINGS, 0, 0, &[&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &window.to_be_bytes()].concat())
     })
 }
 

@@ -359,7 +359,7 @@ fn who_looks_at_a_counter_follows_a_slot_that_has_moved() {
 #[test]
 fn who_looks_at_a_key_that_is_not_ours_is_told_so() {
     let fake = Fake::start();
-    let sluice = on(&fake);
+    let sluice = on(&fake, PATIENT);
     fake.answer_get("-WRONGTYPE Operation against a key holding the wrong kind of value\r\n");
     let status = standing(&sluice).expect_err("it is not ours");
     assert!(status.code() == tonic::Code::Unavailable && status.message().contains("bad_types"), "{status}");
