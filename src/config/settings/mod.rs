@@ -122,12 +122,8 @@ impl Settings {
     ) -> Result<(Self, Vec<Warning>), Vec<BadSetting>> {
         let lookup = |name: &str| flags.get(name).cloned().or_else(|| environment(name)?.into_string().ok());
         let read = Self::read(lookup);
-        // What is no text must not pass for unset: a default would be in force that nobody has chosen.
-        let is_no_text = |env: &str| environment(env).is_some_and(|value| value.to_str().is_none());
         let names = GROUPS.iter().flat_map(|group| group.settings).map(|setting| setting.env);
-        let wrong = names.filter(|env| !flags.contains_key(env) && is_no_text(env));
-        let message = "it is no UTF-8, and is not shown: set it to a text".to_owned();
-        let no_text: Vec<_> = wrong.map(|env| BadSetting { env, message: message.clone() }).collect();
+        let no_text = no_text(names.filter(|env| !flags.contains_key(env)), environment);
         let (settings, mut warnings) = match read {
             Err(bad) => return Err(no_text.into_iter().chain(bad).collect()),
             Ok(_) if !no_text.is_empty() => return Err(no_text),
@@ -158,7 +154,8 @@ impl Settings {
     pub fn rules_of_process(path: Option<&PathBuf>) -> Result<(PathBuf, CompileOptions), Vec<BadSetting>> {
         let reader = Reader::new(|name: &str| std::env::var(name).ok());
         let (rules, prefix) = (reader.rules(), reader.key_prefix());
-        let bad = reader.bad.into_inner();
+        let mut bad = no_text(reader.read.into_inner().into_iter(), |name| std::env::var_os(name));
+        bad.extend(reader.bad.into_inner());
         if !bad.is_empty() {
             return Err(bad);
         }
@@ -394,6 +391,18 @@ impl<L: Fn(&str) -> Option<String>> Reader<L> {
         });
         wanted.then_some((address, path))
     }
+}
+
+/// What is no text must not pass for unset: a default would be in force that nobody has chosen.
+fn no_text(
+    names: impl Iterator<Item = &'static str>,
+    environment: impl Fn(&str) -> Option<OsString>,
+) -> Vec<BadSetting> {
+    let mut wrong: Vec<&str> =
+        names.filter(|env| environment(env).is_some_and(|value| value.to_str().is_none())).collect();
+    wrong.dedup();
+    let message = "it is no UTF-8, and is not shown: set it to a text";
+    wrong.into_iter().map(|env| BadSetting { env, message: message.to_owned() }).collect()
 }
 
 /// The default of a setting as its table says.

@@ -69,7 +69,10 @@ pub fn parse_interval(text: &str) -> Result<Duration, String> {
 pub fn holds_pem(text: &str) -> bool {
     // "-----BEGIN" in base64, and the beginning of nearly every certificate and key without its first line.
     let is_encoded = ["LS0tLS1", "MII"].iter().any(|begin| text.trim_start().starts_with(begin));
-    is_encoded || text.contains(['\n', '\r']) || text.contains("-----BEGIN")
+    // Keys of elliptic curves begin otherwise, and are long all the same.
+    let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte);
+    let is_long = text.len() >= 60 && !text.starts_with('/') && text.bytes().all(is_base64);
+    is_encoded || is_long || text.contains(['\n', '\r']) || text.contains("-----BEGIN")
 }
 
 /// A token bucket: `100/second burst 200`, or without a burst `1000/hour`. `unlimited` is none.
@@ -137,6 +140,24 @@ mod tests {
         assert_eq!(parse_duration("9223372036854775807ns"), Ok(Duration::from_nanos(i64::MAX as u64)));
         for absurd in ["9223372036854775808ns", "2562048h", "5000000000000000h", &format!("{}h", "9".repeat(99))] {
             assert!(parse_duration(absurd).unwrap_err().contains("292 years"), "{absurd}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_told_from_a_path() {
+        let curve = "MHcCAQEEIJ0bLzm3vX8k1Qe0Yw6n5T2rU4sO7pA9dFgHjKlZxCvBoAoGCCqGSM49";
+        for key in ["-----BEGIN PRIVATE KEY-----", "LS0tLS1CRUdJTiBQ", " MIIEvQIBADANBgkq", "a\nb", curve] {
+            assert!(holds_pem(key), "{key}");
+        }
+        let long = format!("/{}", "directory/".repeat(10));
+        for path in [
+            "/etc/tls/tls.key",
+            "tls.key",
+            "./MII",
+            &long,
+            "a-directory-with-a-long-name/and-another-with-a-longer-one/tls.key",
+        ] {
+            assert!(!holds_pem(path), "{path}");
         }
     }
 
