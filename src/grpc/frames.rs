@@ -36,7 +36,8 @@ use tokio::{
 };
 
 use super::limits::{
-    ALLOWANCE, ALLOWANCE_MAX, CALL_EARNS, FLOOD_HELD, NOISY_PAUSE, NOISY_READ_BYTES_MAX, READ_BYTES_MAX, SETTINGS_COST,
+    ALLOWANCE, ALLOWANCE_MAX, CALL_EARNS, CONTINUATION_COST, FLOOD_HELD, NOISY_PAUSE, NOISY_READ_BYTES_MAX,
+    READ_BYTES_MAX, SETTINGS_COST,
 };
 use crate::{
     connections::{Connections, Held},
@@ -45,6 +46,7 @@ use crate::{
 
 const HEAD_BYTES: usize = 9;
 const SETTINGS: u8 = 4;
+const CONTINUATION: u8 = 9;
 const ACK: u8 = 1;
 
 /// What a connection has left of its allowance when it is slowed down.
@@ -103,21 +105,27 @@ impl<S> Frames<S> {
 
     /// Settles what was spent with what was earned since. Says how much may be read now.
     fn settle(&mut self) -> io::Result<usize> {
+        if self.held.is_some() {
+            return Err(self.flooded());
+        }
         self.count.settle(self.turn.slice.load(Relaxed), self.turn.calls.asked());
         match self.count.allowance {
             NOISY.. => Ok(usize::MAX),
             0.. => Ok(NOISY_READ_BYTES_MAX),
             _ => {
-                let was_held = self.held.is_some();
-                self.held = self.held.take().or_else(|| self.turn.connections.hold());
-                if !was_held && self.held.is_some() {
-                    self.pause = Some(Box::pin(sleep(FLOOD_HELD)));
-                    return Ok(0);
+                self.held = self.turn.connections.hold();
+                if self.held.is_none() {
+                    return Err(self.flooded());
                 }
-                self.turn.flooded.store(true, Relaxed);
-                Err(io::Error::other("the caller floods the connection with frames that ask nothing"))
+                self.pause = Some(Box::pin(sleep(FLOOD_HELD)));
+                Ok(0)
             }
         }
+    }
+
+    fn flooded(&self) -> io::Error {
+        self.turn.flooded.store(true, Relaxed);
+        io::Error::other("the caller floods the connection with frames that ask nothing")
     }
 }
 
@@ -166,7 +174,11 @@ impl Count {
 
     fn frame(&mut self, head: [u8; HEAD_BYTES]) {
         self.pass = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
-        self.allowance -= if head[3] == SETTINGS && head[4] & ACK == 0 { SETTINGS_COST } else { 1 };
+        self.allowance -= match head[3] {
+            SETTINGS if head[4] & ACK == 0 => SETTINGS_COST,
+            CONTINUATION => CONTINUATION_COST,
+            _ => 1,
+        };
     }
 
     fn settle(&mut self, slice: usize, asked: u64) {
@@ -206,6 +218,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Frames<S> {
         let read = &buffer.filled()[before..];
         this.turn.left.store(left.saturating_sub(read.len()), Relaxed);
         this.count.bytes(read);
+        if this.count.allowance < 0 && this.settle()? == 0 {
+            // Nobody needs to see the end of a flood.
+            buffer.set_filled(before);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if most == NOISY_READ_BYTES_MAX {
             this.pause = Some(Box::pin(sleep(NOISY_PAUSE)));
         }
@@ -279,6 +297,7 @@ mod tests {
         let mut acknowledged = frame(SETTINGS, 0);
         acknowledged[4] = ACK;
         assert_eq!(spent(&acknowledged, usize::MAX), 1);
+        assert!(spent(&frame(CONTINUATION, 0).repeat(5), usize::MAX) > ALLOWANCE);
     }
 
     #[test]
@@ -341,7 +360,8 @@ mod tests {
         let pings = frame(PING, 8).repeat(usize::try_from(ALLOWANCE).unwrap() + 1);
         let mut frames = Frames::new(&pings[..], 0, turn.clone());
         let began = tokio::time::Instant::now();
-        assert!(read_all(&mut frames, &turn).await.1.is_err());
+        let (read, ended) = read_all(&mut frames, &turn).await;
+        assert!(ended.is_err() && read < pings.len(), "the last of it is not passed on");
         assert!(began.elapsed() < FLOOD_HELD);
         drop(held);
         assert!(turn.connections.hold().is_some());

@@ -36,6 +36,8 @@ pub const CALL_EARNS: i64 = 8;
 pub const ALLOWANCE_MAX: i64 = 1 << 18;
 /// What settings cost: each is applied to every stream of the connection. A caller that is well sends a few in all.
 pub const SETTINGS_COST: i64 = 64;
+/// What a continuation of headers costs: headers that need one are too long in any case.
+pub const CONTINUATION_COST: i64 = 1_024;
 /// Who has used half of the allowance is read so much at a time,
 pub const NOISY_READ_BYTES_MAX: usize = 1 << 10;
 /// and so often.

@@ -1,8 +1,6 @@
 //! Callers that do not mean well: each is closed or refused, and everybody else is served almost as if nothing happened.
 
 use std::{
-    fs,
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -64,10 +62,7 @@ impl<'s> Others<'s> {
     /// Lets an attack run and looks at the memory of the server meanwhile.
     fn during<T: Send>(&mut self, attack: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
-            let running = scope.spawn(|| {
-                step_back();
-                attack()
-            });
+            let running = scope.spawn(attack);
             let ended = holds_within(PATIENCE, || {
                 self.most_memory = self.most_memory.max(self.sluice.footprint().memory);
                 running.is_finished()
@@ -86,15 +81,6 @@ impl<'s> Others<'s> {
         sheet.at_most(fault, &figure, attacked, (calm * SLOWER).max(NOTHING));
         judge_memory(sheet, fault, self.most_memory.saturating_sub(idle));
     }
-}
-
-/// An attacker has a machine of its own: what this thread and those that it starts do is not to take the time of those who are measured.
-fn step_back() {
-    let thread = fs::read_link("/proc/thread-self").expect("there is /proc");
-    let id = thread.file_name().expect("it ends with a number");
-    // Also where everybody else was given real-time priority.
-    let _ = Command::new("chrt").args(["--other", "--pid", "0"]).arg(id).output();
-    let _ = Command::new("renice").args(["-n", "19", "-p"]).arg(id).output();
 }
 
 /// The same attack again and again, each time as soon as it was ended.
