@@ -20,8 +20,8 @@ use super::diagnostic::{Finding, Place};
 pub const BYTES_MAX: usize = 32 << 20;
 /// Rules thirty levels deep. Reading goes down by calls, and the stack has an end.
 pub const DEPTH_MAX: usize = 64;
-/// Once aliases are written out: twenty for each of a hundred thousand rules, and no more than can be refused in a second.
-pub const NODES_MAX: u64 = 2_000_000;
+/// Once aliases are written out: fifteen for each of a hundred thousand rules, and no more than can be refused in a second.
+pub const NODES_MAX: u64 = 1_500_000;
 /// Unlike an alias, a merge key is written out.
 pub const MERGED_MAX: usize = 500_000;
 

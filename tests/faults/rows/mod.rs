@@ -133,6 +133,9 @@ impl Bucket {
     }
 }
 
+/// What the store has by default.
+const STORE_TIMEOUT: Duration = Duration::from_millis(10);
+
 /// As fast as they are answered.
 const SATURATED: Style = Style { callers_of_each: 8, pause: None, deadline: None };
 
@@ -181,5 +184,5 @@ fn is_back(sheet: &Sheet, fault: &str, calls: &[Call], well: Instant, bound: Dur
     let later: Vec<&Call> = after.into_iter().filter(|call| call.sent > well + bound).collect();
     let strays = later.iter().filter(|call| is_by_policy(call)).count();
     let figure = format!("by policy of {} calls from {} on", later.len(), shown(bound));
-    sheet.judge_in_full(fault, &figure, &strays, "<= 0.5 %", strays * 200 <= later.len());
+    sheet.share_within(fault, &figure, strays, later.len(), 5, STORE_TIMEOUT);
 }

@@ -109,6 +109,30 @@ fn who_announces_much_and_sends_nothing_takes_no_room_from_others_and_loses_only
 }
 
 #[test]
+fn large_requests_that_are_not_complete_are_exhausted_beyond_the_share_of_a_connection() {
+    let server = Server::start(RULES);
+    let status = wait(async {
+        let stream = tokio::net::TcpStream::connect(server.grpc()).await.expect("connects");
+        let (mut client, connection) = h2::client::handshake(stream).await.expect("shakes hands");
+        tokio::spawn(connection);
+        let mut begun = Vec::new();
+        for _ in 0..2 {
+            client = client.ready().await.expect("is ready");
+            let asked = http_of(&format!("http://sluice{SHOULD_RATE_LIMIT}")).body(()).expect("is a request");
+            let (answer, mut body) = client.send_request(asked, false).expect("is sent");
+            let most = [&[0][..], &(4_u32 << 20).to_be_bytes(), &vec![0; 3 << 20]].concat();
+            body.send_data(most.into(), false).expect("is sent");
+            begun.push((answer, body));
+        }
+        let (answers, _bodies): (Vec<_>, Vec<_>) = begun.into_iter().unzip();
+        let (answer, ..) = futures_util::future::select_all(answers).await;
+        answer.expect("is answered").headers()["grpc-status"].clone()
+    });
+    assert_eq!(status, "8", "RESOURCE_EXHAUSTED");
+    server.ask(request("d", &[("user", "other")])).expect("others are answered");
+}
+
+#[test]
 fn one_watch_too_many_is_refused_and_the_others_go_on() {
     let server = Server::start(RULES);
     let mut raw = Raw::connect(server.grpc(), &[]).expect("connects");

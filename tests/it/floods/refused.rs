@@ -102,6 +102,7 @@ fn calls_beyond_those_in_flight_are_unavailable_at_once_and_others_keep_their_sh
     });
     greedy.send(&open(201)).expect("is open");
     crate::harness::wait_until("one more is refused", || server.metric("sluice_calls_refused_total") >= 1.0);
+    crate::harness::wait_until("it is told so", || greedy.failed() >= 1);
     server.ask(request("d", &[("user", "other")])).expect("others are answered");
     assert!(!greedy.is_closed());
 }
