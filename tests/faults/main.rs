@@ -2,7 +2,8 @@
 //! that callers see beside the bounds that are promised.
 //!
 //! `cargo test --test faults` runs the short form: few seconds for each fault, and of the bounds those are judged that hold on any
-//! machine; times are printed and marked. `tests/faults/run` runs the full form on a release build and judges everything.
+//! machine; times are printed and marked. `tests/faults/run` runs the full form on a release build and judges
+//! everything that the machine is quick enough for.
 //!
 //! # How a row is added
 //!
