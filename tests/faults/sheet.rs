@@ -27,8 +27,6 @@ pub struct Sheet {
     full: bool,
     began: Instant,
     holds: Cell<bool>,
-    /// Some bound was exceeded on a machine that would have done so by itself.
-    undecided: Cell<bool>,
     machine: Machine,
     /// Shown when the row is done, because others may run beside it.
     table: RefCell<String>,
@@ -42,7 +40,6 @@ impl Sheet {
             full,
             began: Instant::now(),
             holds: Cell::new(true),
-            undecided: Cell::new(false),
             machine: Machine::watch(),
             table: RefCell::new(table),
         }
@@ -98,9 +95,8 @@ impl Sheet {
 
     /// A time that one of a hundred calls may exceed, or that is awaited once.
     pub fn at_most(&self, fault: &str, figure: &str, measured: Duration, bound: Duration) {
-        let is_judged = self.can_judge(bound, 0.01);
         self.judge_where(
-            is_judged,
+            self.full,
             fault,
             figure,
             &shown(measured),
@@ -109,27 +105,11 @@ impl Sheet {
         );
     }
 
-    /// A share of calls, each of which the store has so long to answer.
-    pub fn share_within(
-        &self,
-        fault: &str,
-        figure: &str,
-        measured: usize,
-        of: usize,
-        permille: usize,
-        timeout: Duration,
-    ) {
-        let (is_judged, share) = (self.can_judge(timeout, permille as f64 / 1_000.0), permille as f64 / 10.0);
+    /// A share of calls.
+    pub fn share_within(&self, fault: &str, figure: &str, measured: usize, of: usize, permille: usize) {
+        let share = permille as f64 / 10.0;
         let holds = measured * 1_000 <= permille * of;
-        self.judge_where(is_judged, fault, figure, &measured, &format!("<= {share} %"), holds);
-    }
-
-    /// Times are judged only where nothing else wants the machine: nobody can be faster than the machine itself. A call is woken
-    /// four times on its way: its caller, sluice, the store, sluice again. If that alone makes as many late by half of a bound as
-    /// may be late at all, the bound says nothing about sluice here.
-    fn can_judge(&self, bound: Duration, share: f64) -> bool {
-        const WOKEN: f64 = 4.0;
-        self.full && self.machine.later_than(bound / 2) * WOKEN < share
+        self.judge_where(self.full, fault, figure, &measured, &format!("<= {share} %"), holds);
     }
 
     /// How many of something there were.
@@ -160,12 +140,10 @@ impl Sheet {
         let mark = match (holds, is_judged) {
             (true, _) => "ok",
             (false, true) => "BROKEN",
-            (false, false) if self.full => "not judged: the machine is as late",
             (false, false) => "not judged",
         };
         self.line(fault, figure, &measured.to_string(), bound, mark);
         self.holds.set(self.holds.get() && (holds || !is_judged));
-        self.undecided.set(self.undecided.get() || self.full && !holds && !is_judged);
     }
 
     fn line(&self, fault: &str, figure: &str, measured: &str, bound: &str, mark: &str) {
@@ -177,23 +155,12 @@ impl Sheet {
         self.judge(self.name, "ran to its end", &"no: see the panic above", "yes", false);
     }
 
-    /// How the row has ended.
-    pub fn close(self) -> Verdict {
+    /// Whether all that is judged holds.
+    pub fn close(self) -> bool {
         self.step(&format!("done; who only waits was late by {} (p99)", shown(self.machine.p99())));
         println!("{}", self.table.take().trim_end());
-        match (self.holds.get(), self.undecided.get()) {
-            (false, _) => Verdict::Broken,
-            (true, true) => Verdict::Undecided,
-            (true, false) => Verdict::Holds,
-        }
+        self.holds.get()
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    Holds,
-    Broken,
-    Undecided,
 }
 
 /// With three digits that mean something.
@@ -229,12 +196,6 @@ impl Machine {
             }
         });
         Self { late, _watching: watching }
-    }
-
-    /// The share of waits that ended so late or later.
-    fn later_than(&self, bound: Duration) -> f64 {
-        let late = self.late.lock().expect("nobody panics here");
-        late.iter().filter(|late| **late >= bound).count() as f64 / late.len().max(1) as f64
     }
 
     fn p99(&self) -> Duration {

@@ -133,9 +133,6 @@ impl Bucket {
     }
 }
 
-/// What the store has by default.
-const STORE_TIMEOUT: Duration = Duration::from_millis(10);
-
 /// As fast as they are answered.
 const SATURATED: Style = Style { callers_of_each: 8, pause: None, deadline: None };
 
@@ -184,5 +181,5 @@ fn is_back(sheet: &Sheet, fault: &str, calls: &[Call], well: Instant, bound: Dur
     let later: Vec<&Call> = after.into_iter().filter(|call| call.sent > well + bound).collect();
     let strays = later.iter().filter(|call| is_by_policy(call)).count();
     let figure = format!("by policy of {} calls from {} on", later.len(), shown(bound));
-    sheet.share_within(fault, &figure, strays, later.len(), 5, STORE_TIMEOUT);
+    sheet.share_within(fault, &figure, strays, later.len(), 5);
 }
