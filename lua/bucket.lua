@@ -61,58 +61,31 @@ local function bucket()
     cell.used = level > 0 and level or 0
   end
 
-  -- To a full token bucket, which is an empty leaky one.
-  local function reset_us(rate, now_us, cell)
-    return us_to_leak(rate, now_us, cell.used)
-  end
-
-  -- Until this many hits fit, where they do not fit now but can.
-  local function wait_us(rate, now_us, cell, hits)
-    return us_to_leak(rate, now_us, cell.used - (rate.capacity - hits) * rate.weight)
-  end
-
   -- When the cell is as good as absent.
   local function idle_at_us(rate, now_us, cell)
     return now_us + us_to_leak(rate, now_us, cell.used)
   end
 
-  return {
-    rate = rate,
-    settle = settle,
-    used = used,
-    charge = charge,
-    refund = refund,
-    reset_us = reset_us,
-    wait_us = wait_us,
-    idle_at_us = idle_at_us,
-  }
+  return { rate = rate, settle = settle, used = used, charge = charge, refund = refund, idle_at_us = idle_at_us }
 end
 
--- The same for a rate that has room, settled, charged and read in one call: given at_us, now_us, used, previous and hits, it
--- returns before, used, previous, remaining, reset_us and idle_at_us, or nothing if there is no room. Calls and fields are
--- what costs in Lua, so the functions above are written out here, and the rate is bound once.
-local function admit_bucket(capacity, tick_us, weight, leak, level_max)
-  return function(at_us, now_us, level, _, hits)
-    local into_us = now_us % tick_us
+-- The same for a rate that has room: see admit_fixed_window. What has leaked is never rounded below a level, because every level
+-- is exact; and hits fit if what they weigh does, because a bucket holds a whole number of them.
+local function admit_bucket(now_us, capacity, tick_us, weight, leak, level_max)
+  local tick_at_us, holds = now_us - now_us % tick_us, capacity * weight
+  return function(at_us, level, _, hits)
     if level > 0 then
       if level > level_max then
         level = level_max
       end
-      local ticks = (now_us - into_us - at_us + at_us % tick_us) / tick_us
-      if ticks >= (level + -level % leak) / leak then
-        level = 0
-      else
-        level = level - ticks * leak
-      end
+      local leaked = (tick_at_us - at_us + at_us % tick_us) / tick_us * leak
+      level = leaked < level and level - leaked or 0
     end
-    local before = (level + -level % weight) / weight
-    local remaining = capacity - before - hits
-    if remaining < 0 then
-      return nil
+    local weighs = hits * weight
+    if level <= holds - weighs then
+      level = level + weighs
+      return level, 0, tick_at_us + (level + -level % leak) / leak * tick_us
     end
-    level = level + hits * weight
-    local reset_us = level == 0 and 0 or (level + -level % leak) / leak * tick_us - into_us
-    return before, level, 0, remaining, reset_us, now_us + reset_us
   end
 end
 

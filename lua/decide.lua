@@ -21,17 +21,15 @@
 --       I7 hits       0..2^52-1
 --   Checks of one request on one key have the same number of rates, because keys tell such rules apart.
 --
--- Reply: one string of integers, i7 each, little endian: a list would have to be written and read one by one. For each request,
--- in order, either for each of its checks:
---     code          fits (1) or not (0); + 2 if a wait follows; + 4 if no wait would help; + 8 if denials follow;
---                   + 16 x the index of the governing rate, from 0
---     before, remaining   whole hits
---     reset         us
---     wait          us, 1.., where the code says so. Neither + 2 nor + 4: the hits would fit now
---     denials       hits, 1.., where the code says so
--- or one negative integer: nothing of this request was decided, because of the key with the index k:
---     -(4k + 1)     bad_types: it is not a string
---     -(4k + 2)     bad_response: it is not a state of ours, or of a newer release
+-- Reply: one string. I7 now, the time that everything was decided at; then for each request, in order, what was found for each of
+-- its keys, in order:
+--     a value      as it was when the request was decided. Its first byte and the number of rates tell its length
+--     B 0          the key was absent, or had a state that does not count for these checks
+-- or, instead of all its keys, why nothing of this request was decided:
+--     B 1, I2 key  bad_types: that key of the request, from 1, is not a string
+--     B 2, I2 key  bad_response: it is not a state of ours, or of a newer release
+-- The answers follow from that, and are worked out by the engine, which decides once more what is decided here: nothing has to be
+-- told twice, and Redis has better things to do.
 --
 -- Atomic: everything. Each request is decided on its own, all or nothing, and sees what those before it in the batch did.
 -- Each key is read once, and written once if it changed, with its TTL. What forbids writing (out of memory, read-only)
@@ -43,9 +41,9 @@
 --     ARGV[1] = now 0, shared 0, quotas 1, [kind 2, rates 1, horizon 10000000, capacity 100, tick 1, weight 1000000, leak 10,
 --               highest level 100000000], times 1, keys 1, checks 1, [key 1, quota 1, flags 0, hits 1]
 --     value   = 16, at 1767225600000000, 1000000; PX 100
---     reply   = 1, 0, 99, 100000: fits, none before, 99 remain, full again in 0.1 s
+--     reply   = now 1767225600000000, 0: it was absent. The next one finds 16, 1767225600000000, 1000000
 
-local spread, unpack, pack = unpack, struct.unpack, struct.pack
+local unpack, pack = struct.unpack, struct.pack
 local NARROW_MAX = 4294967295
 local EXACT_MAX = 9007199254740992
 
@@ -64,63 +62,79 @@ if now_us == 0 then
 end
 
 -- A rate is made for the short way, and its table only for who needs more.
-local quotas, has_several = {}, false
+local quotas = {}
 for quota_index = 1, quota_count do
   local kind, count, horizon_us
   kind, count, horizon_us, at = unpack('<BBI7', args, at)
-  local quota = { kind = kind, count = count, horizon_us = horizon_us, latest_us = now_us + horizon_us, rates_at = at,
-    false, false, false }
+  local quota = { kind = kind, count = count, horizon_us = horizon_us, rates_at = at, false }
   for index = 1, count do
     if kind % 4 == 2 then
       local capacity, tick_us, weight, leak, level_max
       capacity, tick_us, weight, leak, level_max, at = unpack('<I4I7I7I4I7', args, at)
-      quota[index] = admit_bucket(capacity, tick_us, weight, leak, level_max)
+      quota[index] = admit_bucket(now_us, capacity, tick_us, weight, leak, level_max)
     else
       local period_us, capacity
       period_us, capacity, at = unpack('<I7I4', args, at)
-      quota[index] = (kind % 4 == 0 and admit_fixed_window or admit_sliding_window)(capacity, period_us)
+      quota[index] = (kind % 4 == 0 and admit_fixed_window or admit_sliding_window)(now_us, period_us, capacity)
     end
   end
   quotas[quota_index] = quota
-  has_several = has_several or count > 1
 end
 
--- Of each key that may be met again: the value as it would be stored now, false if absent. Of each that must be written at
--- the end: when it is idle.
-local values, idle_from_us, changed, changed_count = {}, {}, {}, 0
-local reply, size = {}, 0
-local is_shared = shared == 1
 local call, try = redis.call, redis.pcall
-local texts = {}
 
+-- Most keys that are written one after the other live as long as each other.
+local text, text_of_us
 local function set(key, value, idle_at_us)
-  local life_us = idle_at_us - born_us
-  local life_ms = (life_us + -life_us % 1000) / 1000
-  local text = texts[life_ms]
-  if not text then
-    text = string.format('%.0f', life_ms > 1 and life_ms or 1)
-    texts[life_ms] = text
+  if idle_at_us ~= text_of_us then
+    local life_us = idle_at_us - born_us
+    local life_ms = (life_us + -life_us % 1000) / 1000
+    local low = life_ms % 1000000
+    -- In two halves, because where a long has 32 bits, so has %d.
+    text = life_ms < 1000000 and string.format('%d', life_ms > 1 and life_ms or 1)
+      or string.format('%d%06d', (life_ms - low) / 1000000, low)
+    text_of_us = idle_at_us
   end
   call('SET', key, value, LIFE, text)
 end
 
-local write = set
-if is_shared then
-  write = function(key, value, idle_at_us)
+-- An error has no length; one of type concerns only who uses the key, any other ends the call.
+local broken
+local function get(key)
+  local value = try('GET', key)
+  if value and #value == 0 and type(value) == 'table' and string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
+    broken = value
+  end
+  return value
+end
+
+-- Where keys are met again: the value of each as it would be stored now, and of those that must be written at the end, when they
+-- are idle.
+local put, values, idle_from_us, changed = set, nil, nil, nil
+if shared == 1 then
+  values, idle_from_us, changed = {}, {}, {}
+  local get_once = get
+  get = function(key)
+    local value = values[key]
+    if value == nil then
+      value = get_once(key)
+      values[key] = value
+    end
+    return value
+  end
+  put = function(key, value, idle_at_us)
     if not idle_from_us[key] then
-      changed_count = changed_count + 1
-      changed[changed_count] = key
+      changed[#changed + 1] = key
     end
     values[key], idle_from_us[key] = value, idle_at_us
   end
 end
 
 -- The short way, for requests that are admitted, which is what nearly all of them are. It makes no tables and few calls, because
--- those are what costs in Lua. For a check of one rate: appends its answer, and returns the value to write and when it is idle;
--- false instead of a value if nothing changes. Returns nothing, and leaves everything as it was, where it does not apply: an
--- unusual value, a clock that has jumped, no room.
+-- those are what costs in Lua. For a check of one rate: returns the value to write and when it is idle; false instead of a value if
+-- nothing changes. Returns nothing where it does not apply: an unusual value, a clock that is behind, no room.
 local function admit_one(value, quota, hits)
-  local at_us, used, previous = 0, 0, 0
+  local at_us, used, previous = now_us, 0, 0
   if value then
     local length, head = #value, 0
     if length == 12 then
@@ -132,218 +146,65 @@ local function admit_one(value, quota, hits)
       head, at_us, used, previous = unpack('<BI7I4I4', value)
       head = head - 1
     end
-    if head ~= 16 or at_us > quota.latest_us then
+    if head ~= 16 or at_us > now_us then
       return nil
     end
   end
-  local settled_us = at_us > now_us and at_us or now_us
-  local before, remaining, reset_us, idle_at_us
-  before, used, previous, remaining, reset_us, idle_at_us = quota[1](at_us, settled_us, used, previous, hits)
-  if not before or used > NARROW_MAX and previous > 0 or previous > NARROW_MAX then
+  local idle_at_us
+  used, previous, idle_at_us = quota[1](at_us, used, previous, hits)
+  if not used or previous > NARROW_MAX then
     return nil
-  end
-  reply[size + 1] = 1
-  reply[size + 2] = before
-  reply[size + 3] = remaining
-  reply[size + 4] = reset_us + settled_us - now_us
-  size = size + 4
-  if hits == 0 then
+  elseif hits == 0 then
     return false
   elseif previous > 0 then
-    return pack('<BI7I4I4', 17, settled_us, used, previous), idle_at_us
+    return pack('<BI7I4I4', 17, now_us, used, previous), idle_at_us
   elseif used > NARROW_MAX then
-    return pack('<BI7I7', 20, settled_us, used), idle_at_us
+    return pack('<BI7I7', 20, now_us, used), idle_at_us
   end
-  return pack('<BI7I4', 16, settled_us, used), idle_at_us
+  return pack('<BI7I4', 16, now_us, used), idle_at_us
 end
 
--- The same for two or three rates, without previous windows.
-local admit_several
-if has_several then
-  admit_several = function(value, quota, hits)
-    local is_two = quota.count == 2
-    local narrow = is_two and '<BI7I4I4' or '<BI7I4I4I4'
-    local wide = is_two and '<BI7I7I7' or '<BI7I7I7I7'
-    local at_us, used_1, used_2, used_3 = 0, 0, 0, 0
-    if value then
-      local length, head = #value, 0
-      if length == (is_two and 16 or 20) then
-        head, at_us, used_1, used_2, used_3 = unpack(narrow, value)
-      elseif length == (is_two and 22 or 29) then
-        head, at_us, used_1, used_2, used_3 = unpack(wide, value)
-        -- Of two rates there is no third: what stands there is where the value ends.
-        local is_exact = used_1 < EXACT_MAX and used_2 < EXACT_MAX and used_3 < EXACT_MAX
-        head = is_exact and head - 4 or 0
-      end
-      if head ~= 16 or at_us > quota.latest_us then
-        return nil
-      end
-    end
-    local settled_us = at_us > now_us and at_us or now_us
-    local governs, before, remaining, reset_us, idle_at_us, previous = 1, nil, nil, nil, nil, nil
-    before, used_1, previous, remaining, reset_us, idle_at_us = quota[1](at_us, settled_us, used_1, 0, hits)
-    if not before or previous > 0 then
-      return nil
-    end
-    local most = used_1
-    for index = 2, quota.count do
-      local its_before, its_used, its_previous, its_remaining, its_reset_us, its_idle_at_us =
-        quota[index](at_us, settled_us, index == 2 and used_2 or used_3, 0, hits)
-      if not its_before or its_previous > 0 then
-        return nil
-      end
-      if its_remaining < remaining then
-        governs, before, remaining, reset_us = index, its_before, its_remaining, its_reset_us
-      end
-      if index == 2 then
-        used_2 = its_used
-      else
-        used_3 = its_used
-      end
-      most = its_used > most and its_used or most
-      idle_at_us = its_idle_at_us > idle_at_us and its_idle_at_us or idle_at_us
-    end
-    reply[size + 1] = 16 * governs - 15
-    reply[size + 2] = before
-    reply[size + 3] = remaining
-    reply[size + 4] = reset_us + settled_us - now_us
-    size = size + 4
-    if hits == 0 then
-      return false
-    elseif most > NARROW_MAX then
-      return pack(wide, 20, settled_us, used_1, used_2, used_3), idle_at_us
-    end
-    return pack(narrow, 16, settled_us, used_1, used_2, used_3), idle_at_us
-  end
-end
-
--- What admits a check by the short way, if anything does: it must take, and have no more than three rates.
-local function admitting(quota, flags)
-  if flags >= 8 or quota.count > 3 then
-    return nil
-  end
-  return quota.count == 1 and admit_one or admit_several
-end
-
--- The value of a key, once read. An error has no length; one of type concerns only who uses the key, any other ends the call.
-local broken
-local function read(key)
-  local value = values[key]
-  if value == nil then
-    value = try('GET', key)
-    if value and #value == 0 and type(value) == 'table' and string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
-      broken = value
-    end
-    values[key] = value
-  end
-  return value
-end
-
--- The checks of the requests at hand.
-local slots, check_quotas, flags, hits, admits = {}, {}, {}, {}, {}
-local new_values, idle_at_us = {}, {}
-
--- Any request, by the long way.
-local decide_any, quota_for_any
-local function decide(first, count)
-  if not decide_any then
-    decide_any, quota_for_any = any_request(now_us, values, write, reply)
-  end
-  for index = 1, count do
-    local key_index = first + slots[index]
-    local key = KEYS[key_index]
-    read(key)
-    local quota = quota_for_any(args, check_quotas[index])
-    size = decide_any(key_index, key, quota, flags[index], hits[index], index == count, size)
-  end
-end
-
--- A request of several checks, each on a key of its own: all of them by the short way, or none.
-local function admit_all(first, count)
-  local size_before = size
-  for index = 1, count do
-    local value, idle_us = admits[index](read(KEYS[first + index]), check_quotas[index], hits[index])
-    if value == nil then
-      size = size_before
-      return false
-    end
-    new_values[index], idle_at_us[index] = value, idle_us
-  end
-  for index = 1, count do
-    if new_values[index] then
-      write(KEYS[first + index], new_values[index], idle_at_us[index])
-    end
-  end
-  return true
-end
-
+local reply, size = { pack('<I7', now_us) }, 1
+local open, decide
 local args_size, first = #args, 0
 while at <= args_size do
-  local times, key_count, count
-  times, key_count, count, at = unpack('<I2I2I2', args, at)
-  local all_admit = key_count == count
-  for index = 1, count do
-    local quota_index
-    slots[index], quota_index, flags[index], hits[index], at = unpack('<I2I2BI7', args, at)
-    check_quotas[index] = quotas[quota_index]
-    admits[index] = admitting(quotas[quota_index], flags[index])
-    all_admit = all_admit and admits[index] and slots[index] == index
-  end
+  local times, key_count, count, _, quota_index, flags, hits, next_at = unpack('<I2I2I2I2I2BI7', args, at)
+  local quota, is_open = quotas[quota_index], false
+  local is_simple = count == 1 and quota.count == 1 and flags < 8
   local last = first + times * key_count
-  if not all_admit then
-    for request = first, last - 1, key_count do
-      decide(request, count)
+  for request = first, last - 1, key_count do
+    local key, value, new_value, idle_us = KEYS[request + 1], nil, nil, nil
+    if is_simple then
+      value = get(key)
+      new_value, idle_us = admit_one(value, quota, hits)
+    end
+    if new_value == nil then
+      if not open then
+        open, decide = any_group(now_us, args, quotas, admit_one, get, put, reply)
+      end
+      if not is_open then
+        is_open, next_at = true, open(at + 2)
+      end
+      size = decide(request, size, value)
       if broken then
         return broken
       end
-    end
-  elseif count > 1 then
-    for request = first, last - 1, key_count do
-      if not admit_all(request, count) then
-        decide(request, count)
-        if broken then
-          return broken
-        end
-      end
-    end
-  else
-    -- Nearly all requests have one check, so this is admit_all for one, without its tables.
-    local admit, quota, taken = admits[1], check_quotas[1], hits[1]
-    for request = first, last - 1 do
-      local key = KEYS[request + 1]
-      local value
-      if is_shared then
-        value = read(key)
-      else
-        value = try('GET', key)
-        if value and #value == 0 then
-          value = read(key)
-        end
-      end
-      local new_value, idle_us = admit(value, quota, taken)
+    else
+      size = size + 1
+      reply[size] = value or '\0'
       if new_value then
-        write(key, new_value, idle_us)
-      elseif new_value == nil then
-        values[key] = value
-        decide(request, 1)
-        if broken then
-          return broken
-        end
+        put(key, new_value, idle_us)
       end
     end
   end
-  first = last
+  first, at = last, next_at
 end
 
-for index = 1, changed_count do
-  local key = changed[index]
-  set(key, values[key], idle_from_us[key])
+if changed then
+  for index = 1, #changed do
+    local key = changed[index]
+    set(key, values[key], idle_from_us[key])
+  end
 end
 
--- So many at a time, because what is spread has to fit on Lua's stack.
-local parts = {}
-for first = 1, size, 256 do
-  local last = first + 255 < size and first + 255 or size
-  parts[#parts + 1] = pack('<' .. string.rep('i7', last - first + 1), spread(reply, first, last))
-end
-return table.concat(parts)
+return table.concat(reply)

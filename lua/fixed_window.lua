@@ -31,44 +31,25 @@ local function fixed_window()
     cell.used = cell.used > hits and cell.used - hits or 0
   end
 
-  -- To the end of the window.
-  local function reset_us(rate, now_us)
-    return rate.period_us - now_us % rate.period_us
-  end
-
-  -- When the cell is as good as absent.
+  -- When the cell is as good as absent: at the end of the window.
   local function idle_at_us(rate, now_us, cell)
     return cell.used == 0 and now_us or now_us + rate.period_us - now_us % rate.period_us
   end
 
-  return {
-    rate = rate,
-    settle = settle,
-    used = used,
-    charge = charge,
-    refund = refund,
-    reset_us = reset_us,
-    idle_at_us = idle_at_us,
-    -- Until this many hits fit is until the window ends.
-    wait_us = reset_us,
-  }
+  return { rate = rate, settle = settle, used = used, charge = charge, refund = refund, idle_at_us = idle_at_us }
 end
 
--- The same for a rate that has room, settled, charged and read in one call: given at_us, now_us, used, previous and hits, it
--- returns before, used, previous, remaining, reset_us and idle_at_us, or nothing if there is no room. Calls and fields are
--- what costs in Lua, so the functions above are written out here, and the rate is bound once.
-local function admit_fixed_window(capacity, period_us)
-  return function(at_us, now_us, used, _, hits)
-    local into_us = now_us % period_us
-    if at_us < now_us - into_us then
-      used = 0
+-- The same for a rate that has room, settled and charged in one call: given a cell of a time that is not after now, it returns
+-- used, previous and idle_at_us, or nothing if there is no room. Calls and fields are what costs in Lua, so the functions above
+-- are written out here, and what is the same for every counter is worked out once.
+local function admit_fixed_window(now_us, period_us, capacity)
+  local from_us = now_us - now_us % period_us
+  local to_us = from_us + period_us
+  return function(at_us, used, _, hits)
+    used = at_us < from_us and hits or used + hits
+    if used <= capacity then
+      return used, 0, to_us
     end
-    local remaining = capacity - used - hits
-    if remaining < 0 then
-      return nil
-    end
-    local reset_us = period_us - into_us
-    return used, used + hits, 0, remaining, reset_us, now_us + reset_us
   end
 end
 

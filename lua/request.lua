@@ -1,8 +1,9 @@
--- Decides any request, check by check. Mirrors decide() of src/engine/algorithm/mod.rs, which is the law. No redis.call: what
--- it needs of a store it is given. Values are laid out as the contract in decide.lua says.
+-- Decides any request, check by check. Mirrors decide() of src/engine/algorithm/mod.rs, which is the law, but for what it reads off
+-- the counters: the answer is worked out by whoever asked, from what was found here. No redis.call: what it needs of a store it is
+-- given. Values are laid out as the contract in decide.lua says.
 --
--- Makes the two functions at its end, where they are needed: most requests take the short way of decide.lua.
-local function any_request(now_us, values, write, reply)
+-- Makes the three functions at its end, where they are needed: most requests take the short way of decide.lua.
+local function any_request(now_us, write)
   local unpack, pack = struct.unpack, struct.pack
   local NARROW_MAX = 4294967295
   local EXACT_MAX = 9007199254740992
@@ -13,8 +14,8 @@ local function any_request(now_us, values, write, reply)
   -- States and checks are used again by the next request of the batch: in Lua, making a table costs more than a decision.
 
   local function new_state()
-    return { at_us = 0, denials = 0, settled_denials = 0, asked = 0, count = 1,
-      { used = 0, previous = 0, settled = 0, settled_previous = 0, before = 0 } }
+    return { at_us = 0, denials = 0, settled_denials = 0, count = 1,
+      { used = 0, previous = 0, settled = 0, settled_previous = 0 } }
   end
 
   local function make_absent(state, count)
@@ -24,7 +25,7 @@ local function any_request(now_us, values, write, reply)
       if cell then
         cell.used, cell.previous = 0, 0
       else
-        state[index] = { used = 0, previous = 0, settled = 0, settled_previous = 0, before = 0 }
+        state[index] = { used = 0, previous = 0, settled = 0, settled_previous = 0 }
       end
     end
   end
@@ -149,18 +150,15 @@ local function any_request(now_us, values, write, reply)
     return state.denials ~= state.settled_denials
   end
 
-  -- Notes `used` of every rate as `before`, and says whether the hits fit beside it.
   local function fits(state, quota, hits)
-    local its_used, at_us, all_fit = quota.algorithm.used, state.at_us, true
+    local its_used, at_us = quota.algorithm.used, state.at_us
     for index = 1, quota.count do
-      local rate, cell = quota[index], state[index]
-      local used = its_used(rate, at_us, cell)
-      cell.before = used
-      if used + hits > rate.capacity then
-        all_fit = false
+      local rate = quota[index]
+      if its_used(rate, at_us, state[index]) + hits > rate.capacity then
+        return false
       end
     end
-    return all_fit
+    return true
   end
 
   local function take(state, check, quota)
@@ -182,96 +180,22 @@ local function any_request(now_us, values, write, reply)
     end
   end
 
-  -- Adds what a check asks of its counter to what the checks before it ask, because they will ask for it together again.
-  local function ask(state, check)
-    local asked = state.asked + check.hits
-    if check.gives_back then
-      asked = state.asked > check.given_back and state.asked - check.given_back or 0
-    end
-    state.asked = asked < HITS_MAX and asked or HITS_MAX
-  end
-
-  -- The wait of one rate: 0 is now, -1 is never.
-  local function retry(rate, algorithm, at_us, cell, asked, used)
-    if used + asked <= rate.capacity then
-      return 0
-    end
-    if asked > rate.capacity then
-      return -1
-    end
-    return algorithm.wait_us(rate, at_us, cell, asked)
-  end
-
-  -- Appends the answer to one check; returns the new size of the reply. Of several rates the one with the longest wait governs
-  -- when refused, the one with the least room when admitted.
-  local function read(now_us, state, quota, all_fit, reply, size)
-    local algorithm, at_us, asked = quota.algorithm, state.at_us, state.asked
-    local its_used = algorithm.used
-    local governs, remaining, wait_us = 0, 0, 0
-    for index = 1, quota.count do
-      local rate, cell = quota[index], state[index]
-      local used = its_used(rate, at_us, cell)
-      local its_remaining = rate.capacity - used
-      if its_remaining < 0 then
-        its_remaining = 0
-      end
-      if all_fit then
-        if governs == 0 or its_remaining < remaining then
-          governs, remaining = index, its_remaining
-        end
-      else
-        local its_wait_us = retry(rate, algorithm, at_us, cell, asked, used)
-        if governs == 0 or wait_us >= 0 and (its_wait_us < 0 or its_wait_us > wait_us) then
-          governs, remaining, wait_us = index, its_remaining, its_wait_us
-        end
-      end
-    end
-    -- Waits are told from the caller's clock, which may be behind the counter's.
-    local cell, denials, behind_us = state[governs], state.denials, at_us - now_us
-    local code, filled = 16 * governs - (all_fit and 15 or 16), size + 4
-    reply[size + 1] = code
-    reply[size + 2] = cell.before
-    reply[size + 3] = remaining
-    reply[filled] = algorithm.reset_us(quota[governs], at_us, cell) + behind_us
-    if wait_us > 0 then
-      code, filled = code + 2, filled + 1
-      reply[filled] = wait_us + behind_us
-    elseif wait_us < 0 then
-      code = code + 4
-    end
-    if denials > 0 then
-      code, filled = code + 8, filled + 1
-      reply[filled] = denials
-    end
-    reply[size + 1] = code
-    return filled
-  end
-
-  -- Moves the counters check by check and reads the answers off them. At first as if nothing refused; if something does,
-  -- again from the settled states, charging only what a refused request is charged.
-  local function run(now_us, checks, count, refused, reply, size)
-    for index = 1, count do
-      checks[index].state.asked = 0
-    end
+  -- Moves the counters check by check. At first as if nothing refused; if something does, again from the settled states, charging
+  -- only what a refused request is charged.
+  local function run(checks, count, refused)
     for index = 1, count do
       local check = checks[index]
       local state, quota = check.state, check.quota
-      ask(state, check)
-      local all_fit = fits(state, quota, check.hits) or check.gives_back
-      if refused then
-        all_fit = check.fits
-      else
-        check.fits = all_fit
+      if not refused then
+        check.fits = check.gives_back or fits(state, quota, check.hits)
       end
-      if all_fit and not refused or quota.charges or check.gives_back then
+      if check.fits and not refused or quota.charges or check.gives_back then
         take(state, check, quota)
       end
       if quota.tracks_denials and check.hits > 0 then
-        note_denials(state, check, all_fit, not refused)
+        note_denials(state, check, check.fits, not refused)
       end
-      size = read(now_us, state, quota, all_fit, reply, size)
     end
-    return size
   end
 
   -- A request is refused if an enforcing check does not fit, or if there are quota checks and none of them fits. The checks of
@@ -295,37 +219,21 @@ local function any_request(now_us, values, write, reply)
     return quota_seen and not quota_fits
   end
 
-  local function decide(now_us, checks, count, reply, size)
-    local filled = run(now_us, checks, count, false, reply, size)
-    if not refuses(checks, count) then
-      return filled
-    end
-    return_to_settled(checks, count)
-    local refused_filled = run(now_us, checks, count, true, reply, size)
-    for index = refused_filled + 1, filled do
-      reply[index] = nil
-    end
-    return refused_filled
-  end
-
-  local checks, count, failure = {}, 0, nil
+  local checks, count = {}, 0
 
   -- The state of a key, which an earlier check of the same request may have used already; or nil and what is wrong.
-  local function state_of(key, check, quota)
+  local function state_of(key, value, check, quota)
     for index = 1, count do
       if checks[index].key == key then
         return checks[index].state
       end
     end
-    local state, value = check.own_state, values[key]
+    local state = check.own_state
     if not value then
       make_absent(state, quota.count)
-      return state
-    end
-    if type(value) == 'table' then
+    elseif type(value) == 'table' then
       return nil, BAD_TYPES
-    end
-    if not decode(value, state) then
+    elseif not decode(value, state) then
       return nil, BAD_RESPONSE
     end
     return state
@@ -344,37 +252,39 @@ local function any_request(now_us, values, write, reply)
     end
   end
 
-  -- Takes one check, and answers its request if it is the last one. Returns the new size of the reply.
-  local function take_check(key_index, key, quota, flags, hits, is_last, size)
+  -- Adds a check to the request at hand. Returns whether its key had a state that counts for it, or nil and what is wrong.
+  local function add(key, value, quota, flags, hits)
     local check = checks[count + 1]
     if not check then
       check = { own_state = new_state(), state = false, key = key, quota = quota, mode = 0, chained = false, fits = false,
         hits = 0, gives_back = false, given_back = 0 }
       checks[count + 1] = check
     end
-    local state, damage = state_of(key, check, quota)
-    if state then
-      count = count + 1
-      settle(state, quota, now_us)
-      check.state, check.key, check.quota = state, key, quota
-      check.mode, check.chained = flags % 4, flags % 8 >= 4
-      check.gives_back = flags >= 8
-      check.hits, check.given_back = check.gives_back and 0 or hits, hits
-    else
-      failure = failure or -(4 * key_index + damage)
+    local state, damage = state_of(key, value, check, quota)
+    if not state then
+      return nil, damage
     end
-    if not is_last then
-      return size
-    end
-    if failure then
-      size = size + 1
-      reply[size] = failure
-    else
-      size = decide(now_us, checks, count, reply, size)
+    local is_known = value and state.count == quota.count
+    count = count + 1
+    settle(state, quota, now_us)
+    check.state, check.key, check.quota = state, key, quota
+    check.mode, check.chained = flags % 4, flags % 8 >= 4
+    check.gives_back = flags >= 8
+    check.hits, check.given_back = check.gives_back and 0 or hits, hits
+    return is_known
+  end
+
+  -- Decides the request at hand, unless something is wrong with it, and makes room for the next.
+  local function finish(failed)
+    if not failed then
+      run(checks, count, false)
+      if refuses(checks, count) then
+        return_to_settled(checks, count)
+        run(checks, count, true)
+      end
       write_changed()
     end
-    count, failure = 0, nil
-    return size
+    count = 0
   end
 
   -- A quota with a table for each of its rates, made when it is first needed.
@@ -395,6 +305,6 @@ local function any_request(now_us, values, write, reply)
     return quota
   end
 
-  return take_check, full_quota
+  return add, finish, full_quota
 end
 

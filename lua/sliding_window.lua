@@ -55,30 +55,6 @@ local function sliding_window()
     cell.previous = cell.previous > rest and cell.previous - rest or 0
   end
 
-  -- To the end of the current window.
-  local function reset_us(rate, now_us)
-    return rate.period_us - now_us % rate.period_us
-  end
-
-  -- The first part of a window in which at most `room` of the `previous` hits are still covered.
-  local function first_part_with(previous, room)
-    if previous <= room then
-      return 0
-    end
-    local covered = room * SLIDING_PARTS
-    return SLIDING_PARTS - (covered - covered % previous) / previous
-  end
-
-  -- Until this many hits fit, where they do not fit now but can.
-  local function wait_us(rate, now_us, cell, hits)
-    local room = rate.capacity - hits
-    local window_us = now_us - now_us % rate.period_us
-    if cell.used <= room then
-      return window_us + rate.part_us * first_part_with(cell.previous, room - cell.used) - now_us
-    end
-    return window_us + rate.period_us + rate.part_us * first_part_with(cell.used, room) - now_us
-  end
-
   -- When the cell is as good as absent: its hits leave with the window after theirs.
   local function idle_at_us(rate, now_us, cell)
     local end_us = now_us + rate.period_us - now_us % rate.period_us
@@ -88,44 +64,28 @@ local function sliding_window()
     return cell.previous > 0 and end_us or now_us
   end
 
-  return {
-    rate = rate,
-    settle = settle,
-    used = used,
-    charge = charge,
-    refund = refund,
-    reset_us = reset_us,
-    wait_us = wait_us,
-    idle_at_us = idle_at_us,
-  }
+  return { rate = rate, settle = settle, used = used, charge = charge, refund = refund, idle_at_us = idle_at_us }
 end
 
--- The same for a rate that has room, settled, charged and read in one call: given at_us, now_us, used, previous and hits, it
--- returns before, used, previous, remaining, reset_us and idle_at_us, or nothing if there is no room. Calls and fields are
--- what costs in Lua, so the functions above are written out here, and the rate is bound once.
-local function admit_sliding_window(capacity, period_us)
+-- The same for a rate that has room: see admit_fixed_window.
+local function admit_sliding_window(now_us, period_us, capacity)
   local parts, count_max = 1000000, 4294967296
-  local part_us = period_us / parts
-  return function(at_us, now_us, used, previous, hits)
-    local into_us = now_us % period_us
-    local passed_us = now_us - into_us - at_us + at_us % period_us
-    if passed_us >= period_us then
-      previous, used = passed_us == period_us and used or 0, 0
-      if previous > count_max then
-        previous = count_max
-      end
+  local part_us, into_us = period_us / parts, now_us % period_us
+  local from_us, to_us = now_us - into_us, now_us - into_us + period_us
+  local covered_parts = parts - (into_us - into_us % part_us) / part_us
+  return function(at_us, used, previous, hits)
+    if at_us < from_us then
+      previous = at_us >= from_us - period_us and used or 0
+      previous, used = previous < count_max and previous or count_max, 0
     end
     local before = used
     if previous > 0 then
-      local covered = previous * (parts - (into_us - into_us % part_us) / part_us)
+      local covered = previous * covered_parts
       before = used + (covered + -covered % parts) / parts
     end
-    local remaining = capacity - before - hits
-    if remaining < 0 then
-      return nil
+    if before + hits <= capacity then
+      return used + hits, previous, to_us + period_us
     end
-    local reset_us = period_us - into_us
-    return before, used + hits, previous, remaining, reset_us, now_us + reset_us + period_us
   end
 end
 

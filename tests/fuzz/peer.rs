@@ -34,8 +34,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{corpus, mutate::mutated, panics, root};
 
 const CASES: u64 = 60;
-/// Admitted, with nothing used before: 1, 0, 2 and 1000 in seven bytes each.
-const ADMITTED: &[u8] = b"$28\r\n\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\xe8\x03\0\0\0\0\0\r\n";
+/// Some time, and a key that was absent.
+const ADMITTED: &[u8] = b"$8\r\n\x01\x02\x03\x04\x05\x06\x07\0\r\n";
 
 /// What the next call is answered.
 type Next = Arc<Mutex<Option<Vec<u8>>>>;

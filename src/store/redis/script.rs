@@ -14,12 +14,15 @@ use smallvec::SmallVec;
 
 use crate::{
     engine::{
-        algorithm::{Check, Decision, Decisions, Mode, Retry},
+        algorithm::{self, Check, Decisions, Mode, State},
         plan::Keys,
         quota::{Algorithm, OnOverLimit, Quota},
-        request::Hits,
+        request::{Hits, USUAL},
     },
-    store::StoreFailure,
+    store::{
+        StoreFailure,
+        redis::state::{self, EXACT_MAX},
+    },
 };
 
 /// The source, joined from one file per algorithm, the decision of a request, and the call around it.
@@ -28,6 +31,7 @@ pub const SCRIPT: &str = concat!(
     include_str!("../../../lua/sliding_window.lua"),
     include_str!("../../../lua/bucket.lua"),
     include_str!("../../../lua/request.lua"),
+    include_str!("../../../lua/group.lua"),
     include_str!("../../../lua/decide.lua"),
 );
 
@@ -47,14 +51,9 @@ const QUOTA: u8 = 2;
 const CHAINED: u8 = 4;
 const GIVES_BACK: u8 = 8;
 
-const FITS: u64 = 1;
-const HAS_WAIT: u64 = 2;
-const NEVER: u64 = 4;
-const HAS_DENIALS: u64 = 8;
-const RATES: u64 = 16;
-
-const BAD_TYPES: u64 = 1;
-const BAD_RESPONSE: u64 = 2;
+const ABSENT: u8 = 0;
+const BAD_TYPES: u8 = 1;
+const BAD_RESPONSE: u8 = 2;
 
 /// One request: its checks, and the keys that their slots name.
 pub type Asked<'a> = (&'a [Check], &'a Keys);
@@ -98,19 +97,26 @@ impl Damage {
 /// A reply that does not keep the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadReply {
-    NotIntegers,
+    NotBytes,
     TooShort,
     TooLong,
-    OutOfBounds(i64),
+    /// The time is one that no clock shows.
+    Time(u64),
+    /// What was found for a key is none of the things that can be.
+    Found(u8),
+    /// What is wrong is said of a key that the request does not have.
+    Key(u16),
 }
 
 impl fmt::Display for BadReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotIntegers => f.write_str("the script's reply is not a string of integers"),
-            Self::TooShort => f.write_str("the script's reply has too few integers for its checks"),
-            Self::TooLong => f.write_str("the script's reply has more integers than its checks ask for"),
-            Self::OutOfBounds(number) => write!(f, "the script's reply has {number} where that cannot be"),
+            Self::NotBytes => f.write_str("the script's reply is not a string"),
+            Self::TooShort => f.write_str("the script's reply is too short for its requests"),
+            Self::TooLong => f.write_str("the script's reply is longer than its requests ask for"),
+            Self::Time(now_us) => write!(f, "the script's reply has {now_us} for a time"),
+            Self::Found(first) => write!(f, "the script's reply has {first} where a state begins"),
+            Self::Key(key) => write!(f, "the script's reply speaks of key {key}, which its request does not have"),
         }
     }
 }
@@ -272,98 +278,74 @@ fn index(number: usize) -> u16 {
 
 /// What each request of the batch was answered, in order.
 ///
+/// The reply says what was found. What follows from that is decided once more by the engine, so that every answer is its own, and
+/// the script tells nothing that can be worked out here.
+///
 /// # Errors
 ///
 /// If the reply does not keep the contract; nothing is then known of any request.
 pub fn decode(reply: &Value, requests: &[Asked<'_>]) -> Result<Vec<Result<Decisions, ScriptFailure>>, BadReply> {
-    let Value::BulkString(bytes) = reply else { return Err(BadReply::NotIntegers) };
-    let numbers = bytes.chunks_exact(WIDTH);
-    if !numbers.remainder().is_empty() {
-        return Err(BadReply::NotIntegers);
+    let Value::BulkString(bytes) = reply else { return Err(BadReply::NotBytes) };
+    let (now, mut found) = bytes.split_at_checked(TIME).ok_or(BadReply::TooShort)?;
+    let now_us = now.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    if now_us >= EXACT_MAX {
+        return Err(BadReply::Time(now_us));
     }
-    let mut numbers = Numbers(numbers);
-    let mut keys_before = 0;
     let mut answers = Vec::with_capacity(requests.len());
-    for (checks, keys) in requests {
-        answers.push(decode_request(&mut numbers, checks, keys_before, keys.len())?);
-        keys_before += keys.len();
+    for request in requests {
+        answers.push(decode_request(now_us, &mut found, request)?);
     }
-    if numbers.0.next().is_some() { Err(BadReply::TooLong) } else { Ok(answers) }
+    if found.is_empty() { Ok(answers) } else { Err(BadReply::TooLong) }
 }
+
+/// Bytes of the time in the reply.
+const TIME: usize = 7;
 
 fn decode_request(
-    numbers: &mut Numbers<'_>,
-    checks: &[Check],
-    keys_before: usize,
-    keys: usize,
+    now_us: u64,
+    found: &mut &[u8],
+    (checks, keys): &Asked<'_>,
 ) -> Result<Result<Decisions, ScriptFailure>, BadReply> {
-    let mut decisions = Decisions::new();
-    for (position, check) in checks.iter().enumerate() {
-        let code = numbers.next()?;
-        if code < 0 && position == 0 {
-            return decode_failure(code, keys_before, keys).map(Err);
-        }
-        decisions.push(decode_decision(code, numbers, check)?);
+    if let [damage @ (BAD_TYPES | BAD_RESPONSE), key @ ..] = *found {
+        let (key, rest) = key.split_first_chunk().ok_or(BadReply::TooShort)?;
+        *found = rest;
+        return decode_failure(*damage, u16::from_le_bytes(*key), keys.len()).map(Err);
     }
-    Ok(Ok(decisions))
+    let mut states = SmallVec::<[State; USUAL]>::new();
+    for slot in 0..keys.len() {
+        let rates = checks.iter().find(|check| check.slot == slot).map_or(1, |check| check.quota.rates().len());
+        states.push(take_state(found, rates)?);
+    }
+    Ok(Ok(algorithm::decide(now_us, checks, &mut states).0))
 }
 
-fn decode_failure(code: i64, keys_before: usize, keys: usize) -> Result<ScriptFailure, BadReply> {
-    let number = code.unsigned_abs();
-    let damage = match number % 4 {
-        BAD_TYPES => Damage::BadTypes,
-        BAD_RESPONSE => Damage::BadResponse,
-        _ => return Err(BadReply::OutOfBounds(code)),
-    };
-    let slot = usize::try_from(number / 4).ok().and_then(|index| index.checked_sub(keys_before + 1));
-    match slot {
+fn decode_failure(damage: u8, key: u16, keys: usize) -> Result<ScriptFailure, BadReply> {
+    let damage = if damage == BAD_TYPES { Damage::BadTypes } else { Damage::BadResponse };
+    match usize::from(key).checked_sub(1) {
         Some(slot) if slot < keys => Ok(ScriptFailure { slot, damage }),
-        _ => Err(BadReply::OutOfBounds(code)),
+        _ => Err(BadReply::Key(key)),
     }
 }
 
-fn decode_decision(code: i64, numbers: &mut Numbers<'_>, check: &Check) -> Result<Decision, BadReply> {
-    let out_of_bounds = BadReply::OutOfBounds(code);
-    let marks = u64::try_from(code).map_err(|_| out_of_bounds)?;
-    let rate = usize::try_from(marks / RATES).map_err(|_| out_of_bounds)?;
-    let is_set = |mark: u64| marks & mark != 0;
-    if rate >= check.quota.rates().len() || is_set(HAS_WAIT) && is_set(NEVER) {
-        return Err(out_of_bounds);
-    }
-    let (before, remaining, reset_us) = (numbers.natural()?, numbers.natural()?, numbers.natural()?);
-    let retry = match (is_set(HAS_WAIT), is_set(NEVER)) {
-        (true, _) => Retry::After(numbers.natural()?),
-        (_, true) => Retry::Never,
-        _ => Retry::Now,
-    };
-    let denials = if is_set(HAS_DENIALS) { numbers.natural()? } else { 0 };
-    Ok(Decision { fits: is_set(FITS), counted: true, rate, before, remaining, reset_us, retry, denials })
-}
-
-/// Bytes of a number in the reply.
-const WIDTH: usize = 7;
-
-struct Numbers<'a>(std::slice::ChunksExact<'a, u8>);
-
-impl Numbers<'_> {
-    fn next(&mut self) -> Result<i64, BadReply> {
-        let number = self.0.next().ok_or(BadReply::TooShort)?;
-        let mut wide = [0; 8];
-        wide[1..].copy_from_slice(number);
-        // The sign stands in the highest byte.
-        Ok(i64::from_le_bytes(wide) >> 8)
-    }
-
-    fn natural(&mut self) -> Result<u64, BadReply> {
-        let number = self.next()?;
-        u64::try_from(number).map_err(|_| BadReply::OutOfBounds(number))
+fn take_state(found: &mut &[u8], rates: usize) -> Result<State, BadReply> {
+    match *found {
+        [] => Err(BadReply::TooShort),
+        [ABSENT, rest @ ..] => {
+            *found = rest;
+            // Without cells it counts for nobody, which is as good as absent.
+            Ok(State { at_us: 0, cells: SmallVec::new(), denials: 0 })
+        }
+        [first, ..] => state::take(found, rates).map_err(|_| BadReply::Found(*first)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::quota::{Period, Unit};
+    use crate::engine::{
+        algorithm::{Cell, Decision, Retry},
+        quota::{Period, Unit},
+    };
 
     fn one_check() -> (Vec<Check>, Keys) {
         let quota = Arc::new(Quota::fixed_window(3, Period::try_new(Unit::Minute, 1).unwrap()).unwrap());
@@ -371,44 +353,54 @@ mod tests {
         (vec![check], ["{test}a"].into_iter().collect())
     }
 
-    fn decoded(numbers: &[i64]) -> Result<Vec<Result<Decisions, ScriptFailure>>, BadReply> {
+    const NOW_US: u64 = 1_767_225_600_000_000;
+
+    fn decoded(found: &[u8]) -> Result<Vec<Result<Decisions, ScriptFailure>>, BadReply> {
         let (checks, keys) = one_check();
-        let bytes = numbers.iter().flat_map(|number| number.to_le_bytes().into_iter().take(WIDTH));
-        decode(&Value::BulkString(bytes.collect()), &[(&checks, &keys)])
+        let reply = [&NOW_US.to_le_bytes()[..TIME], found].concat();
+        decode(&Value::BulkString(reply), &[(&checks, &keys)])
     }
 
     #[test]
     fn a_reply_becomes_decisions() {
         let decision = Decision {
             counted: true,
-            fits: false,
+            fits: true,
             rate: 0,
-            before: 3,
-            remaining: 0,
-            reset_us: 20,
-            retry: Retry::After(20),
-            denials: 5,
+            before: 0,
+            remaining: 2,
+            reset_us: 60_000_000,
+            retry: Retry::Now,
+            denials: 0,
         };
-        assert_eq!(decoded(&[10, 3, 0, 20, 20, 5]).unwrap()[0].as_deref(), Ok(&[decision][..]));
-        let failure = ScriptFailure { slot: 0, damage: Damage::BadResponse };
-        assert_eq!(decoded(&[-6]), Ok(vec![Err(failure)]));
+        assert_eq!(decoded(&[ABSENT]).unwrap()[0].as_deref(), Ok(&[decision][..]));
+        let full =
+            state::encode(&State { at_us: NOW_US, cells: [Cell { used: 3, previous: 0 }][..].into(), denials: 0 });
+        let retry = Retry::After(60_000_000);
+        let refused = Decision { fits: false, before: 3, remaining: 0, retry, ..decision };
+        assert_eq!(decoded(&full).unwrap()[0].as_deref(), Ok(&[refused][..]));
+        for (code, damage) in [(BAD_TYPES, Damage::BadTypes), (BAD_RESPONSE, Damage::BadResponse)] {
+            assert_eq!(decoded(&[code, 1, 0]), Ok(vec![Err(ScriptFailure { slot: 0, damage })]));
+        }
     }
 
     #[test]
     fn a_reply_of_another_shape_is_refused() {
         assert_eq!(decoded(&[]), Err(BadReply::TooShort));
-        assert_eq!(decoded(&[1, 0, 2]), Err(BadReply::TooShort));
-        assert_eq!(decoded(&[1, 0, 2, 20, 7]), Err(BadReply::TooLong));
-        assert_eq!(decoded(&[1, 0, -2, 20]), Err(BadReply::OutOfBounds(-2)));
-        assert_eq!(decoded(&[16, 0, 2, 20]), Err(BadReply::OutOfBounds(16)));
-        assert_eq!(decoded(&[6, 0, 2, 20, 1]), Err(BadReply::OutOfBounds(6)));
-        for code in [-1, -4, -9, -(1 << 54)] {
-            assert_eq!(decoded(&[code]), Err(BadReply::OutOfBounds(code)));
-        }
+        assert_eq!(decoded(&[BAD_TYPES, 1]), Err(BadReply::TooShort));
+        assert_eq!(decoded(&[ABSENT, ABSENT]), Err(BadReply::TooLong));
+        assert_eq!(decoded(&[BAD_TYPES, 1, 0, 7]), Err(BadReply::TooLong));
+        assert_eq!(decoded(&[BAD_TYPES, 0, 0]), Err(BadReply::Key(0)));
+        assert_eq!(decoded(&[BAD_RESPONSE, 2, 0]), Err(BadReply::Key(2)));
+        assert_eq!(decoded(&[3; 12]), Err(BadReply::Found(3)));
+        assert_eq!(decoded(&[16; 11]), Err(BadReply::Found(16)));
         let (checks, keys) = one_check();
-        for reply in [Value::Nil, Value::Okay, Value::Int(1), Value::Array(vec![]), Value::BulkString(vec![1])] {
-            assert_eq!(decode(&reply, &[(&checks, &keys)]), Err(BadReply::NotIntegers));
+        for reply in [Value::Nil, Value::Okay, Value::Int(1), Value::Array(vec![])] {
+            assert_eq!(decode(&reply, &[(&checks, &keys)]), Err(BadReply::NotBytes));
         }
+        let ends_of_time = Value::BulkString(vec![0xff; TIME + 1]);
+        assert_eq!(decode(&ends_of_time, &[(&checks, &keys)]), Err(BadReply::Time((1 << 56) - 1)));
+        assert_eq!(decode(&Value::BulkString(vec![1]), &[(&checks, &keys)]), Err(BadReply::TooShort));
     }
 
     #[test]

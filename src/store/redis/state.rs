@@ -12,8 +12,8 @@
 //! 12 bytes, which is all that Redis can keep in its smallest string object. 10 per second after one hit at the beginning
 //! of 2026: `10 00402046484706 40420f00`.
 //!
-//! The script is the only writer in a running service. This is for tests and for whoever looks into a store, and must not
-//! know how bytes travel.
+//! The script is the only writer in a running service. This is for its replies, for tests and for whoever looks into a store, and
+//! must not know how bytes travel.
 
 use smallvec::SmallVec;
 
@@ -100,6 +100,21 @@ pub fn decode(bytes: &[u8]) -> Result<State, Damaged> {
     if state.at_us < EXACT_MAX && is_exact && state.denials <= HITS_MAX { Ok(state) } else { Err(Damaged::Shape) }
 }
 
+/// Takes the state of a counter of this many rates off the beginning of some bytes, which go on after it.
+///
+/// # Errors
+///
+/// If they do not begin with one.
+pub fn take(bytes: &mut &[u8], rates: usize) -> Result<State, Damaged> {
+    let marks = *bytes.first().ok_or(Damaged::Shape)?;
+    let width = if marks & IS_WIDE == 0 { NARROW } else { WIDE };
+    let cells = if marks & HAS_PREVIOUS == 0 { rates } else { 2 * rates };
+    let denials_size = if marks & HAS_DENIALS == 0 { 0 } else { WIDE };
+    let (value, rest) = bytes.split_at_checked(HEAD + cells * width + denials_size).ok_or(Damaged::Shape)?;
+    *bytes = rest;
+    decode(value)
+}
+
 fn push(bytes: &mut Bytes, number: u64, width: usize) {
     bytes.extend_from_slice(&number.to_le_bytes()[..width]);
 }
@@ -144,6 +159,23 @@ mod tests {
             assert_eq!(decode(&bytes).as_ref(), Ok(&expected), "{hex}");
             assert_eq!(*encode(&expected), *bytes, "{hex}");
         }
+    }
+
+    #[test]
+    fn a_state_is_taken_off_what_follows_it() {
+        let states = [
+            state(5, &[(1, 0)], 0),
+            state(6, &[(1, 2)], 3),
+            state(7, &[(1 << 40, 0)], 0),
+            state(8, &[(1, 0), (2, 0), (3, 1)], 9),
+        ];
+        let bytes: Vec<u8> = states.iter().flat_map(encode).collect();
+        let mut rest = &*bytes;
+        for state in &states {
+            assert_eq!(take(&mut rest, state.cells.len()).as_ref(), Ok(state));
+        }
+        assert_eq!(take(&mut rest, 1), Err(Damaged::Shape));
+        assert_eq!(take(&mut &bytes[..11], 1), Err(Damaged::Shape));
     }
 
     #[test]

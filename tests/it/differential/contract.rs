@@ -20,9 +20,12 @@ fn the_worked_example_of_the_contract_is_true() {
         let mut connection = connect(&server);
         let batch = [one("{edge}b1/2:ip7:1.2.3.4", &ten_per_second())];
         let reply: redis::Value = evalsha(START_US, &batch).query(&mut connection).unwrap();
-        let numbers = [1_u64, 0, 99, 100_000];
-        let bytes = numbers.iter().flat_map(|number| number.to_le_bytes().into_iter().take(7)).collect();
-        assert_eq!(reply, redis::Value::BulkString(bytes), "{binary}");
+        let time = &START_US.to_le_bytes()[..7];
+        assert_eq!(reply, redis::Value::BulkString([time, &[0]].concat()), "{binary}: it was absent");
+        let value: Vec<u8> = redis::cmd("GET").arg("{edge}b1/2:ip7:1.2.3.4").query(&mut connection).unwrap();
+        assert_eq!(value, [&[16], time, &1_000_000_u32.to_le_bytes()].concat(), "{binary}");
+        let reply: redis::Value = evalsha(START_US, &batch).query(&mut connection).unwrap();
+        assert_eq!(reply, redis::Value::BulkString([time, &value].concat()), "{binary}: now it is found");
     }
 }
 

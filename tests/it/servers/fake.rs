@@ -150,11 +150,9 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> Option<()> {
         let words = read_command(&mut reader)?;
         let said = answer(&words, state);
         match said {
-            // 1, 0, 2 and 1000, in seven bytes each.
+            // Some time, and a key that was absent.
             Said::Admitted => {
-                writer
-                    .write_all(b"$28\r\n\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\xe8\x03\0\0\0\0\0\r\n")
-                    .ok()?;
+                writer.write_all(b"$8\r\n\x01\x02\x03\x04\x05\x06\x07\0\r\n").ok()?;
             }
             Said::Bytes(bytes) => writer.write_all(bytes.as_bytes()).ok()?,
             Said::BytesAndEnd(bytes) => {

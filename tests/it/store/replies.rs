@@ -178,10 +178,10 @@ fn other_errors_are_failures() {
     }
 }
 
-/// The reply of the script: numbers below 128, in seven bytes each.
-fn packed(numbers: &[u8]) -> String {
-    let text: String = numbers.iter().map(|number| format!("{}{}", char::from(*number), "\0".repeat(6))).collect();
-    format!("${}\r\n{text}\r\n", 7 * numbers.len())
+/// The reply of the script: the time, in seven bytes, and what was found.
+fn packed(found: &[u8]) -> String {
+    let text: String = found.iter().map(|byte| char::from(*byte)).collect();
+    format!("${}\r\n\x01\x02\x03\x04\x05\x06\x07{text}\r\n", 7 + found.len())
 }
 
 #[test]
@@ -191,11 +191,15 @@ fn a_reply_of_another_shape_is_a_bad_response() {
         "$-1\r\n".to_owned(),
         ":1\r\n".to_owned(),
         "*4\r\n:1\r\n:0\r\n:2\r\n:1000\r\n".to_owned(),
+        // A time that no clock shows.
+        "$8\r\nxxxxxxx\0\r\n".to_owned(),
+        "$3\r\nnow\r\n".to_owned(),
         packed(&[]),
-        packed(&[1, 2]),
-        packed(&[1, 0, 2, 100, 7]),
-        // A rate that the rule does not have.
-        packed(&[33, 0, 2, 100]),
+        packed(&[0, 0]),
+        // The beginning of a state, and nothing more.
+        packed(&[16, 1, 2]),
+        // A key that the request does not have.
+        packed(&[1, 7, 0]),
         "$27\r\nabcdefghijklmnopqrstuvwxyz1\r\n".to_owned(),
     ] {
         assert_failed(&see([Said::Bytes(reply)]), "bad_response", 0.0);
@@ -231,12 +235,12 @@ fn silence_is_a_timeout_and_three_of_them_end_the_connection() {
 #[test]
 fn a_timeout_in_the_middle_of_a_reply_is_no_answer_to_the_next() {
     // The rest of the first reply comes as the answer to the second call.
-    let reply = packed(&[1, 0, 9, 100]);
+    let reply = packed(&[16, 1, 2, 3, 4, 5, 6, 7, 1, 0, 0, 0]);
     let (first, second) = reply.split_at(20);
     let seen = see_within(SHORT, [Said::Bytes(first.to_owned()), Said::Bytes(second.to_owned())]);
     assert!(!seen.decided);
     let response = seen.sluice.ask(request("d", &[("a", "1")])).unwrap();
-    assert_ne!(response.statuses[0].limit_remaining, 9, "a late reply answers nobody");
+    assert_ne!(response.statuses[0].limit_remaining, 1, "a late reply answers nobody");
 }
 
 /// Two nodes: the first has the slots, and sends us to the second.
