@@ -20,8 +20,8 @@ pub fn pair<T>(initial: T) -> (Publisher<T>, Reader<T>) {
 
 impl<T> Publisher<T> {
     /// One pointer store. Who has loaded the old value keeps it for as long as it wants.
-    pub fn publish(&self, value: T) {
-        self.0.store(Arc::new(value));
+    pub fn publish(&self, value: impl Into<Arc<T>>) {
+        self.0.store(value.into());
     }
 }
 

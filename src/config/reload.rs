@@ -58,7 +58,10 @@ pub struct Known {
     /// The error of the last try to read, if it could not even be read.
     unreadable: Option<String>,
     /// What is in force.
-    set: Option<RuleSet>,
+    rules: Option<Arc<Rules>>,
+    /// What was in force before. To take thousands of rules apart takes long, so that is not left to the last request that uses them,
+    /// but is done by the next look at the rules.
+    retired: Option<Arc<Rules>>,
     report: LoadReport,
 }
 
@@ -71,6 +74,7 @@ impl Reloader {
     }
 
     fn read(&mut self) {
+        self.known.retired = None;
         let sources = match read_sources(&self.path) {
             Ok(sources) => sources,
             Err(unreadable) => return self.refuse_unreadable(unreadable.to_string()),
@@ -93,7 +97,7 @@ impl Reloader {
 
     fn apply(&mut self, compiled: Compiled, sources: &[Source], hash: String) {
         let Compiled { set, metadata, warnings } = compiled;
-        let change = Change::between(self.known.set.as_ref(), &set);
+        let change = Change::between(self.known.rules.as_ref().map(|rules| &rules.set), &set);
         let domains = set.domains().count();
         self.known.report = LoadReport {
             files: sources.iter().map(|source| source.name.clone()).collect(),
@@ -104,8 +108,9 @@ impl Reloader {
             domains,
             rules: set.rules().len(),
         };
-        self.known.set = Some(set.clone());
-        self.rules.publish(Rules::new(set, metadata));
+        let rules = Arc::new(Rules::new(set, metadata));
+        self.known.retired = self.known.rules.replace(rules.clone());
+        self.rules.publish(rules);
         self.report.publish(self.known.report.clone());
         self.health.set_rules(domains);
         self.metrics.reloads("applied").increment(1);
@@ -171,7 +176,7 @@ impl Reloader {
     }
 
     fn record_failure(&mut self, errors: Vec<String>) {
-        let kept = if self.known.set.is_some() { "the rules before stay in force" } else { "there are no rules yet" };
+        let kept = if self.known.rules.is_some() { "the rules before stay in force" } else { "there are no rules yet" };
         error!(errors = errors.len(), "rules refused: {kept}");
         self.known.report.last_error = Some(LoadFailure { at: SystemTime::now(), errors });
         self.report.publish(self.known.report.clone());
