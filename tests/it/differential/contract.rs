@@ -54,6 +54,28 @@ fn without_a_time_the_clock_of_the_server_counts() {
 }
 
 #[test]
+fn a_key_lives_to_the_millisecond_in_which_it_is_idle_and_not_to_the_one_before() {
+    for binary in [REDIS, VALKEY] {
+        let server = Server::start(binary);
+        let mut connection = connect(&server);
+        // In turn as long as each other and not: what is written of one must not be taken for the next.
+        let quotas = [Unit::Year, Unit::Hour].map(|unit| {
+            let rate = RateSpec { requests: 7, period: Period::try_new(unit, 1).unwrap(), burst: None, name: None };
+            Arc::new(Quota::try_new(Algorithm::TokenBucket, vec![rate], OnOverLimit::Spare, false).unwrap())
+        });
+        let names: Vec<String> = (0..8).map(|number| format!("{{test}}{number}")).collect();
+        let asked: Vec<Asking> = names.iter().zip(quotas.iter().cycle()).map(|(key, quota)| one(key, quota)).collect();
+        call(&mut connection, 0, &asked);
+        for (key, quota) in names.iter().zip(quotas.iter().cycle()) {
+            let value: Vec<u8> = redis::cmd("GET").arg(key).query(&mut connection).unwrap();
+            let ends_ms: u64 = redis::cmd("PEXPIRETIME").arg(key).query(&mut connection).unwrap();
+            let idle_at_us = state::decode(&value).unwrap().idle_at_us(quota);
+            assert_eq!(ends_ms, idle_at_us.div_ceil(1_000), "{binary}: {key}");
+        }
+    }
+}
+
+#[test]
 fn a_key_that_many_requests_of_a_batch_use_is_read_and_written_once() {
     for binary in [REDIS, VALKEY] {
         let server = Server::start(binary);
