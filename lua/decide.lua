@@ -13,8 +13,8 @@
 --     per rate of a bucket: I4 capacity in hits, I7 tick in us, I7 weight and I4 leak and I7 highest level in units
 --   the requests to the end; those that follow each other and differ only in their keys are told once:
 --     I2 times      how many requests
---     I2 keys       how many keys each of them has: the first of KEYS that no request before it had, and those after it
---     I2 checks     how many checks each of them has, which follow:
+--     I2 keys       1.., how many keys each of them has: the first of KEYS that no request before it had, and those after it
+--     I2 checks     1.., how many checks each of them has, which follow, at least one for each key:
 --       I2 key        which of the request's keys, from 1
 --       I2 quota      index into the quotas, from 1
 --       B  flags      mode (0 enforce, 1 shadow, 2 quota); + 4 chained to the check before; + 8 gives its hits back

@@ -1,6 +1,6 @@
 -- Decides the requests of a group, whatever their checks: by the short way if all of them have room, else by the long one. What it
--- needs of a store it is given: get(key), which returns a value, false or an error, and put(key, value, idle_at_us). Answers are
--- appended to the reply as the contract in decide.lua says.
+-- needs of a store it is given: get(key), which returns a value, false or an error, and put(key, value, idle_at_us). What was
+-- found is appended to the reply as the contract in decide.lua says.
 --
 -- Makes the two functions at its end, where they are needed: most requests have one check of one rate, for which decide.lua does
 -- without.

@@ -23,7 +23,7 @@
 //! | [`connections`], [`drain`] | what every door bounds: connections, and the calls on them |
 //! | [`live`], [`health`], [`load_report`], [`panics`], [`printable`], [`rfc3339`] | small things that several rooms share |
 //!
-//! `lua/` is the engine once more, for Redis. `tests/it` talks to the program from outside; a differential test holds engine and
+//! `lua/` is how counters move, once more, for Redis. `tests/it` talks to the program from outside; a differential test holds engine and
 //! Lua to each other.
 //!
 //! # The path of a request

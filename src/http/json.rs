@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::{
+    body::Body,
     extract::{Request, State},
     http::{HeaderName, HeaderValue, StatusCode},
     response::Response,
@@ -24,6 +25,10 @@ use crate::{
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 /// A caller who sends no faster than this allows is not worth the connection.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Of a body that is too long. None of it is kept.
+const DISCARDED_BYTES_MAX: usize = 16 << 20;
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub async fn answer(State(doors): State<Doors>, request: Request) -> Response {
     let refuse = |status: StatusCode, reason: &dyn std::fmt::Display| {
@@ -69,6 +74,8 @@ async fn read_body(mut request: Request) -> Result<Bytes, (StatusCode, String)> 
         let frame = frame.map_err(|error| (StatusCode::BAD_REQUEST, format!("the body cannot be read: {error}")))?;
         let data = frame.into_data().unwrap_or_default();
         if read.len() + data.len() > BODY_BYTES_MAX {
+            drop((read, room));
+            let _ = tokio::time::timeout(DISCARD_TIMEOUT, discard(body)).await;
             let reason = format!("the body is longer than {BODY_BYTES_MAX} bytes");
             return Err((StatusCode::PAYLOAD_TOO_LARGE, reason));
         }
@@ -79,6 +86,17 @@ async fn read_body(mut request: Request) -> Result<Bytes, (StatusCode, String)> 
         }
     }
     Ok(read.freeze())
+}
+
+/// Who is still sending when the connection is closed may never see why: so the rest is read, up to a point, and thrown away.
+async fn discard(mut body: Body) {
+    let mut discarded = 0;
+    while let Some(Ok(frame)) = body.frame().await {
+        discarded += frame.data_ref().map_or(0, Bytes::len);
+        if discarded > DISCARDED_BYTES_MAX {
+            return;
+        }
+    }
 }
 
 fn render(wire: &RateLimitResponse) -> Response {

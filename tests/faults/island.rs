@@ -1,7 +1,12 @@
 //! A network of its own for a server, behind a link that can lose every packet, both ways and without a word. That takes the
 //! right to make network namespaces.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use tempfile::TempDir;
 
@@ -27,7 +32,9 @@ struct Shore {
 impl Island {
     /// None where it is not allowed.
     pub fn make() -> Option<Self> {
-        let id = std::process::id();
+        // The kernel takes its time to forget the one before.
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let id = std::process::id().wrapping_add(MADE.fetch_add(1, Ordering::Relaxed)) % 1_000_000;
         let (name, net) = (format!("sluice{id}"), id % 250);
         let shore = |end: &str, host: u8| Shore {
             device: format!("sl{id}{end}"),

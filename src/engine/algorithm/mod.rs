@@ -1,8 +1,9 @@
 //! The decision: counters, checks, and [`decide`], which answers all checks of a request at once.
 //!
 //! This is the law for every store. The memory store calls it; `lua/` is its translation, file by file and name by
-//! name, for the stores that decide elsewhere. So it is written for two languages: integers below 2^53 (see
-//! [`super::quota`]), no clock but the argument, no call that Lua could not mirror.
+//! name, for the stores that decide elsewhere: how counters move. What is read off them is read here, once more, from what such a
+//! store has found. So it is written for two languages: integers below 2^53 (see [`super::quota`]), no clock but the argument, no
+//! call that Lua could not mirror.
 //!
 //! # A worked example
 //!

@@ -125,8 +125,8 @@ impl std::error::Error for BadReply {}
 
 /// Appends a batch to an `EVALSHA <sha>` or `EVAL <script>`: the number of keys, the keys and the arguments.
 ///
-/// `now_us` 0 is the server's own time. At most [`INDEX_MAX`] keys and checks in all. Keys are not compared with each
-/// other here: the script reads a key that is named twice only once.
+/// `now_us` 0 is the server's own time. At most [`INDEX_MAX`] keys and checks in all. A key may be named by
+/// several requests: the script reads it once.
 pub fn encode(now_us: u64, requests: &[Asked<'_>], cmd: &mut Cmd) {
     let keys = || requests.iter().flat_map(|(_, keys)| keys.iter());
     cmd.arg(keys().count());
