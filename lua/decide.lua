@@ -165,23 +165,32 @@ local function admit_one(value, quota, hits)
 end
 
 local reply, size = { pack('<I7', now_us) }, 1
-local open, decide
+local open, decide, admit_several
+local function need_any_group()
+  if not open then
+    open, decide, admit_several = any_group(now_us, args, quotas, admit_one, get, put, reply)
+  end
+end
+
 local args_size, first = #args, 0
 while at <= args_size do
   local times, key_count, count, _, quota_index, flags, hits, next_at = unpack('<I2I2I2I2I2BI7', args, at)
   local quota, is_open = quotas[quota_index], false
-  local is_simple = count == 1 and quota.count == 1 and flags < 8
+  -- What admits a request of one check, which nearly all are, without all that several take.
+  local admit = count == 1 and flags < 8 and quota.count == 1 and admit_one
+  if count == 1 and flags < 8 and (quota.count == 2 or quota.count == 3) then
+    need_any_group()
+    admit = admit_several
+  end
   local last = first + times * key_count
   for request = first, last - 1, key_count do
     local key, value, new_value, idle_us = KEYS[request + 1], nil, nil, nil
-    if is_simple then
+    if admit then
       value = get(key)
-      new_value, idle_us = admit_one(value, quota, hits)
+      new_value, idle_us = admit(value, quota, hits)
     end
     if new_value == nil then
-      if not open then
-        open, decide = any_group(now_us, args, quotas, admit_one, get, put, reply)
-      end
+      need_any_group()
       if not is_open then
         is_open, next_at = true, open(at + 2)
       end

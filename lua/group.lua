@@ -2,7 +2,7 @@
 -- needs of a store it is given: get(key), which returns a value, false or an error, and put(key, value, idle_at_us). What was
 -- found is appended to the reply as the contract in decide.lua says.
 --
--- Makes the two functions at its end, where they are needed: most requests have one check of one rate, for which decide.lua does
+-- Makes the three functions at its end, where they are needed: most requests have one check of one rate, for which decide.lua does
 -- without.
 local function any_group(now_us, args, quotas, admit_one, get, put, reply)
   local unpack, pack = struct.unpack, struct.pack
@@ -30,21 +30,29 @@ local function any_group(now_us, args, quotas, admit_one, get, put, reply)
         return nil
       end
     end
-    local most, idle_at_us = 0, 0
-    for index = 1, quota.count do
-      local its_used = index == 1 and used_1 or index == 2 and used_2 or used_3
-      local used, previous, its_idle_at_us = quota[index](at_us, its_used, 0, hits)
-      if not used or previous > 0 then
+    local previous, its_previous, idle_at_us, its_idle_at_us
+    used_1, previous, idle_at_us = quota[1](at_us, used_1, 0, hits)
+    if not used_1 then
+      return nil
+    end
+    used_2, its_previous, its_idle_at_us = quota[2](at_us, used_2, 0, hits)
+    if not used_2 then
+      return nil
+    end
+    local most = used_1 > used_2 and used_1 or used_2
+    previous = previous + its_previous
+    idle_at_us = its_idle_at_us > idle_at_us and its_idle_at_us or idle_at_us
+    if not is_two then
+      used_3, its_previous, its_idle_at_us = quota[3](at_us, used_3, 0, hits)
+      if not used_3 then
         return nil
-      elseif index == 1 then
-        used_1 = used
-      elseif index == 2 then
-        used_2 = used
-      else
-        used_3 = used
       end
-      most = used > most and used or most
+      most = used_3 > most and used_3 or most
+      previous = previous + its_previous
       idle_at_us = its_idle_at_us > idle_at_us and its_idle_at_us or idle_at_us
+    end
+    if previous > 0 then
+      return nil
     end
     if hits == 0 then
       return false
@@ -131,6 +139,6 @@ local function any_group(now_us, args, quotas, admit_one, get, put, reply)
     return size + key_count
   end
 
-  return open, decide
+  return open, decide, admit_several
 end
 
