@@ -47,7 +47,7 @@ pub fn per_decision(case: &Case<'_>, width: Width) -> f64 {
         counts.control("zero", server.id());
         ask(&server, case, width, calls);
         counts.control("dump", server.id());
-        counts.total(dump, case.name)
+        counts.total(&format!("counts.{dump}"), case.name)
     });
     server.stop();
     #[expect(clippy::cast_precision_loss, reason = "a few thousand")]
@@ -63,10 +63,10 @@ fn ask(server: &Running, case: &Case<'_>, width: Width, calls: u64) {
 }
 
 /// The files of one run of callgrind.
-struct Counts(PathBuf);
+pub struct Counts(pub PathBuf);
 
 impl Counts {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let dir = std::env::temp_dir().join(format!("sluice-bench-{}-{}", std::process::id(), free_port()));
         fs::create_dir_all(&dir).expect("there is room for a directory");
         Self(dir)
@@ -81,8 +81,8 @@ impl Counts {
     }
 
     /// Of one dump. Where `KEEP_COUNTS` names a directory, it is kept there for `callgrind_annotate`.
-    fn total(&self, dump: u32, name: &str) -> f64 {
-        let file = self.0.join(format!("counts.{dump}"));
+    pub fn total(&self, dump: &str, name: &str) -> f64 {
+        let file = self.0.join(dump);
         let has_all = || fs::read_to_string(&file).is_ok_and(|text| text.contains("\ntotals:"));
         until("callgrind has written its counts", DUMP_DEADLINE, has_all);
         let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));

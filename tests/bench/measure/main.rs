@@ -9,6 +9,7 @@ mod load;
 #[path = "../../it/servers/ports.rs"]
 mod ports;
 mod redis_cost;
+mod script;
 mod servers;
 mod table;
 mod timed;
@@ -20,6 +21,7 @@ const USAGE: &str = "usage: tests/bench/run [PART...] [--peer NAME=HOST:PORT[@PI
 parts:
   instructions   of the server for one decision, under callgrind, beside the floor
   operations     instructions of the engine and the embedded store by themselves
+  script         instructions of Redis for one decision, under callgrind, beside INCRBY + EXPIRE
   redis          CPU of Redis for one decision beside INCRBY + EXPIRE, and memory for one key beside a hash
   saturation     answers a second, with sluice bench and with h2load
   latency        at a fixed rate, and with four calls under way
@@ -78,6 +80,7 @@ type Part = (&'static str, fn(&Wishes));
 const PARTS: &[Part] = &[
     ("instructions", |_| instructions::measure()),
     ("operations", |_| instructions::operations()),
+    ("script", |_| script::measure()),
     ("redis", redis_cost::measure),
     ("saturation", timed::saturation),
     ("latency", timed::latency),

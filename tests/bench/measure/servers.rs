@@ -69,12 +69,7 @@ impl Running {
         });
         let mut command = match counts {
             None => Command::new(served),
-            Some(counts) => {
-                let mut command = Command::new("valgrind");
-                command.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}/counts", counts.display()));
-                command.arg(format!("--vgdb-prefix={}", vgdb_prefix(counts).display())).arg(served);
-                command
-            }
+            Some(counts) => counted(counts, &served),
         };
         match kind {
             Kind::Floor => {
@@ -134,6 +129,14 @@ impl Drop for Running {
     }
 }
 
+/// Runs a program under callgrind, which writes its counts into a directory when told to, and at the end, as `counts`.
+fn counted(counts: &Path, program: &Path) -> Command {
+    let mut command = Command::new("valgrind");
+    command.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}/counts", counts.display()));
+    command.arg(format!("--vgdb-prefix={}", vgdb_prefix(counts).display())).arg(program);
+    command
+}
+
 /// Where valgrind listens for commands.
 pub fn vgdb_prefix(counts: &Path) -> PathBuf {
     counts.join("vgdb")
@@ -148,10 +151,20 @@ pub struct Redis {
 
 impl Redis {
     pub fn start() -> Self {
+        Self::spawn(Command::new("redis-server"))
+    }
+
+    /// Under callgrind. It writes over its environment, which commands for valgrind go by, so that none reaches it: it is counted
+    /// as a whole, when it has ended.
+    pub fn start_counted(counts: &Path) -> Self {
+        let found = Command::new("sh").args(["-c", "command -v redis-server"]).output().expect("there is a shell");
+        Self::spawn(counted(counts, Path::new(String::from_utf8_lossy(&found.stdout).trim())))
+    }
+
+    fn spawn(mut command: Command) -> Self {
         let port = free_port();
         let dir = std::env::temp_dir().join(format!("sluice-bench-redis-{port}"));
         fs::create_dir_all(&dir).expect("there is room for a directory");
-        let mut command = Command::new("redis-server");
         command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port", &port.to_string()]);
         command.arg("--dir").arg(&dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().expect("redis-server is installed: tests/bench/run does that");
@@ -161,6 +174,13 @@ impl Redis {
 
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub fn stop(mut self) {
+        signal("TERM", self.child.id());
+        let child = &mut self.child;
+        until("redis has ended", STOP_DEADLINE, || matches!(child.try_wait(), Ok(Some(_))));
     }
 
     pub fn connect(&self) -> redis::Connection {
