@@ -1,6 +1,6 @@
 -- Token bucket and leaky bucket: a level that hits raise and time lowers. The cell is the level, in units of which one hit
 -- weighs `weight` and `leak` leave in a tick. Mirrors src/engine/algorithm/bucket.rs. Pure: no redis.call.
--- A table of functions, made only where one is needed: Redis runs the whole text on every call.
+-- A table of functions, made only where one is needed.
 
 local function bucket()
   -- Reads one rate from the arguments: see the contract in decide.lua.
@@ -67,25 +67,5 @@ local function bucket()
   end
 
   return { rate = rate, settle = settle, used = used, charge = charge, refund = refund, idle_at_us = idle_at_us }
-end
-
--- The same for a rate that has room: see admit_fixed_window. What has leaked is never rounded below a level, because every level
--- is exact; and hits fit if what they weigh does, because a bucket holds a whole number of them.
-local function admit_bucket(now_us, capacity, tick_us, weight, leak, level_max)
-  local tick_at_us, holds = now_us - now_us % tick_us, capacity * weight
-  return function(at_us, level, _, hits)
-    if level > 0 then
-      if level > level_max then
-        level = level_max
-      end
-      local leaked = (tick_at_us - at_us + at_us % tick_us) / tick_us * leak
-      level = leaked < level and level - leaked or 0
-    end
-    local weighs = hits * weight
-    if level <= holds - weighs then
-      level = level + weighs
-      return level, 0, tick_at_us + (level + -level % leak) / leak * tick_us
-    end
-  end
 end
 

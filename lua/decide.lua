@@ -43,30 +43,24 @@
 --     value   = 16, at 1767225600000000, 1000000; PX 100
 --     reply   = now 1767225600000000, 0: it was absent. The next one finds 16, 1767225600000000, 1000000
 
-local unpack, pack = struct.unpack, struct.pack
-local NARROW_MAX = 4294967295
-local EXACT_MAX = 9007199254740992
-
-local args = ARGV[1]
+local KEYS, args, call, try = KEYS, ARGV[1], redis.call, redis.pcall
 local now_us, shared, quota_count, at = unpack('<I7BI2', args)
--- A server that is told how long a key lives turns that into until when, and rewrites the command, which is a tenth of what it costs.
--- Servers from 7.0 on are told the latter, if the time is theirs.
-local LIFE, born_us = 'PX', now_us
+-- Servers from 7.0 on, if the time is theirs, are told until when a key lives, others how long.
+local is_told_when, born_us = false, now_us
 if now_us == 0 then
-  local time = redis.call('TIME')
+  local time = call('TIME')
   now_us = time[1] * 1000000 + time[2]
-  born_us = now_us
-  if redis.REDIS_VERSION_NUM then
-    LIFE, born_us = 'PXAT', 0
-  end
+  is_told_when = redis.REDIS_VERSION_NUM
+  born_us = is_told_when and 0 or now_us
 end
 
--- A rate is made for the short way, and its table only for who needs more.
+-- Where each quota begins in the arguments; and what admits to a counter of it by the short way, if there is one, and by each rate.
 local quotas = {}
 for quota_index = 1, quota_count do
-  local kind, count, horizon_us
-  kind, count, horizon_us, at = unpack('<BBI7', args, at)
-  local quota = { kind = kind, count = count, horizon_us = horizon_us, rates_at = at, false }
+  local kind, count = unpack('BB', args, at)
+  local admit = count == 1 and admit_one or count <= 3 and kind % 4 ~= 1 and admit_several
+  local quota = { at = at, admit = admit, false }
+  at = at + 9
   for index = 1, count do
     if kind % 4 == 2 then
       local capacity, tick_us, weight, leak, level_max
@@ -81,128 +75,100 @@ for quota_index = 1, quota_count do
   quotas[quota_index] = quota
 end
 
-local call, try = redis.call, redis.pcall
-
--- Most keys that are written one after the other live as long as each other.
-local text, text_of_us
-local function set(key, value, idle_at_us)
-  if idle_at_us ~= text_of_us then
-    local life_us = idle_at_us - born_us
-    local life_ms = (life_us + -life_us % 1000) / 1000
-    local low = life_ms % 1000000
-    -- In two halves, because where a long has 32 bits, so has %d.
-    text = life_ms < 1000000 and string.format('%d', life_ms > 1 and life_ms or 1)
-      or string.format('%d%06d', (life_ms - low) / 1000000, low)
-    text_of_us = idle_at_us
+-- How the life of a key is told: in ms and as text, because numbers get more digits than they have.
+local function life_of(life_us)
+  local life_ms = (life_us + -life_us % 1000) / 1000
+  local life = string.format('%d', life_ms > 1 and life_ms or 1)
+  if life_ms < 2147483648 or life + 0 == life_ms then
+    return life
   end
-  call('SET', key, value, LIFE, text)
+  -- In two halves where a long has 32 bits, because so has %d.
+  local low = life_ms % 1000000
+  return string.format('%d%06d', (life_ms - low) / 1000000, low)
 end
 
--- An error has no length; one of type concerns only who uses the key, any other ends the call.
-local broken
-local function get(key)
-  local value = try('GET', key)
-  if value and #value == 0 and type(value) == 'table' and string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
-    broken = value
+-- Writes for whoever needs more than the loop below, where the same is written out.
+local function writer(call, life_of, is_told_when, born_us)
+  local lives, lives_to_us = {}, {}
+  return function(key, value, idle_at_us, quota)
+    if lives_to_us[quota] ~= idle_at_us then
+      lives[quota], lives_to_us[quota] = life_of(idle_at_us - born_us), idle_at_us
+    end
+    if is_told_when then
+      call('SET', key, value, 'PXAT', lives[quota], 'GET')
+    else
+      call('SET', key, value, 'PX', lives[quota])
+    end
   end
-  return value
 end
 
 -- Where keys are met again: the value of each as it would be stored now, and of those that must be written at the end, when they
--- are idle.
-local put, values, idle_from_us, changed = set, nil, nil, nil
+-- are idle, and by which quota.
+local values, idle_from_us, quota_of, changed, put
 if shared == 1 then
-  values, idle_from_us, changed = {}, {}, {}
-  local get_once = get
-  get = function(key)
-    local value = values[key]
-    if value == nil then
-      value = get_once(key)
-      values[key] = value
-    end
-    return value
-  end
-  put = function(key, value, idle_at_us)
+  values, idle_from_us, quota_of, changed = {}, {}, {}, {}
+  put = function(key, value, idle_at_us, quota)
     if not idle_from_us[key] then
       changed[#changed + 1] = key
     end
-    values[key], idle_from_us[key] = value, idle_at_us
+    values[key], idle_from_us[key], quota_of[key] = value, idle_at_us, quota
   end
-end
-
--- The short way, for requests that are admitted, which is what nearly all of them are. It makes no tables and few calls, because
--- those are what costs in Lua. For a check of one rate: returns the value to write and when it is idle; false instead of a value if
--- nothing changes. Returns nothing where it does not apply: an unusual value, a clock that is behind, no room.
-local function admit_one(value, quota, hits)
-  local at_us, used, previous = now_us, 0, 0
-  if value then
-    local length, head = #value, 0
-    if length == 12 then
-      head, at_us, used = unpack('<BI7I4', value)
-    elseif length == 15 then
-      head, at_us, used = unpack('<BI7I7', value)
-      head = used < EXACT_MAX and head - 4 or 0
-    elseif length == 16 then
-      head, at_us, used, previous = unpack('<BI7I4I4', value)
-      head = head - 1
-    end
-    if head ~= 16 or at_us > now_us then
-      return nil
-    end
-  end
-  local idle_at_us
-  used, previous, idle_at_us = quota[1](at_us, used, previous, hits)
-  if not used or previous > NARROW_MAX then
-    return nil
-  elseif hits == 0 then
-    return false
-  elseif previous > 0 then
-    return pack('<BI7I4I4', 17, now_us, used, previous), idle_at_us
-  elseif used > NARROW_MAX then
-    return pack('<BI7I7', 20, now_us, used), idle_at_us
-  end
-  return pack('<BI7I4', 16, now_us, used), idle_at_us
 end
 
 local reply, size = { pack('<I7', now_us) }, 1
-local open, decide, admit_several
-local function need_any_group()
-  if not open then
-    open, decide, admit_several = any_group(now_us, args, quotas, admit_one, get, put, reply)
-  end
-end
-
+local open, decide
 local args_size, first = #args, 0
 while at <= args_size do
   local times, key_count, count, _, quota_index, flags, hits, next_at = unpack('<I2I2I2I2I2BI7', args, at)
-  local quota, is_open = quotas[quota_index], false
-  -- What admits a request of one check, which nearly all are, without all that several take.
-  local admit = count == 1 and flags < 8 and quota.count == 1 and admit_one
-  if count == 1 and flags < 8 and (quota.count == 2 or quota.count == 3) then
-    need_any_group()
-    admit = admit_several
-  end
+  local quota, is_open, life, life_to_us = quotas[quota_index], false, nil, nil
+  -- What admits a request of one check, which nearly all are.
+  local admit = count == 1 and flags < 8 and quota.admit
   local last = first + times * key_count
   for request = first, last - 1, key_count do
-    local key, value, new_value, idle_us = KEYS[request + 1], nil, nil, nil
+    local key, value, new_value, idle_at_us = KEYS[request + 1], nil, nil, nil
     if admit then
-      value = get(key)
-      new_value, idle_us = admit(value, quota, hits)
+      if values then
+        value = values[key]
+      end
+      if value == nil then
+        value = try('GET', key)
+        if values then
+          values[key] = value
+        end
+      end
+      new_value, idle_at_us = admit(value, now_us, quota, hits)
     end
     if new_value == nil then
-      need_any_group()
+      if not decide then
+        put = put or writer(call, life_of, is_told_when, born_us)
+        open, decide = long_way()(now_us, args, quotas, reply, try, values, put)
+      end
       if not is_open then
         is_open, next_at = true, open(at + 2)
       end
-      size = decide(request, size, value)
+      local broken
+      size, broken = decide(request, size, value)
       if broken then
         return broken
       end
     else
       size = size + 1
       reply[size] = value or '\0'
-      if new_value then
-        put(key, new_value, idle_us)
+      if not new_value then
+        -- Nothing changes.
+      elseif values then
+        put(key, new_value, idle_at_us, quota)
+      else
+        -- Most counters of a quota live as long as each other.
+        if life_to_us ~= idle_at_us then
+          life, life_to_us = life_of(idle_at_us - born_us), idle_at_us
+        end
+        if is_told_when then
+          -- The old value costs less than OK, which Lua is given as a table; nobody looks at either.
+          call('SET', key, new_value, 'PXAT', life, 'GET')
+        else
+          call('SET', key, new_value, 'PX', life)
+        end
       end
     end
   end
@@ -210,9 +176,10 @@ while at <= args_size do
 end
 
 if changed then
+  local set = writer(call, life_of, is_told_when, born_us)
   for index = 1, #changed do
     local key = changed[index]
-    set(key, values[key], idle_from_us[key])
+    set(key, values[key], idle_from_us[key], quota_of[key])
   end
 end
 

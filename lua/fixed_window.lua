@@ -1,6 +1,6 @@
 -- Windows that begin at multiples of their length since 1970. The cell is the count of the current one.
 -- Mirrors src/engine/algorithm/fixed_window.rs. Pure: no redis.call.
--- A table of functions, made only where one is needed: Redis runs the whole text on every call.
+-- A table of functions, made only where one is needed.
 
 local function fixed_window()
   local FIXED_COUNT_MAX = 4503599627370495
@@ -37,19 +37,5 @@ local function fixed_window()
   end
 
   return { rate = rate, settle = settle, used = used, charge = charge, refund = refund, idle_at_us = idle_at_us }
-end
-
--- The same for a rate that has room, settled and charged in one call: given a cell of a time that is not after now, it returns
--- used, previous and idle_at_us, or nothing if there is no room. Calls and fields are what costs in Lua, so the functions above
--- are written out here, and what is the same for every counter is worked out once.
-local function admit_fixed_window(now_us, period_us, capacity)
-  local from_us = now_us - now_us % period_us
-  local to_us = from_us + period_us
-  return function(at_us, used, _, hits)
-    used = at_us < from_us and hits or used + hits
-    if used <= capacity then
-      return used, 0, to_us
-    end
-  end
 end
 

@@ -4,7 +4,6 @@
 --
 -- Makes the three functions at its end, where they are needed: most requests take the short way of decide.lua.
 local function any_request(now_us, write)
-  local unpack, pack = struct.unpack, struct.pack
   local NARROW_MAX = 4294967295
   local EXACT_MAX = 9007199254740992
   local HITS_MAX = 4503599627370495
@@ -247,7 +246,7 @@ local function any_request(now_us, write)
         is_last = is_last and checks[later].state ~= check.state
       end
       if is_last and has_changed(check.state) then
-        write(check.key, encode(check.state), idle_at_us(check.state, check.quota))
+        write(check.key, encode(check.state), idle_at_us(check.state, check.quota), check.quota)
       end
     end
   end
@@ -293,12 +292,12 @@ local function any_request(now_us, write)
     if full_quotas[short] then
       return full_quotas[short]
     end
-    local kind, at = short.kind, short.rates_at
+    local kind, count, horizon_us, at = unpack('<BBI7', args, short.at)
     local algorithm = algorithms[kind % 4] or makers[kind % 4]()
     algorithms[kind % 4] = algorithm
-    local quota = { algorithm = algorithm, count = short.count, horizon_us = short.horizon_us, charges = kind % 8 >= 4,
+    local quota = { algorithm = algorithm, count = count, horizon_us = horizon_us, charges = kind % 8 >= 4,
       tracks_denials = kind >= 8 }
-    for index = 1, quota.count do
+    for index = 1, count do
       quota[index], at = algorithm.rate(args, at)
     end
     full_quotas[short] = quota

@@ -1,6 +1,6 @@
 -- A window that moves with the clock, estimated from two fixed ones. The cell is the count of the current one and of the
 -- previous one. Mirrors src/engine/algorithm/sliding_window.rs. Pure: no redis.call.
--- A table of functions, made only where one is needed: Redis runs the whole text on every call.
+-- A table of functions, made only where one is needed.
 
 local function sliding_window()
   local SLIDING_COUNT_MAX = 4294967296
@@ -65,27 +65,5 @@ local function sliding_window()
   end
 
   return { rate = rate, settle = settle, used = used, charge = charge, refund = refund, idle_at_us = idle_at_us }
-end
-
--- The same for a rate that has room: see admit_fixed_window.
-local function admit_sliding_window(now_us, period_us, capacity)
-  local parts, count_max = 1000000, 4294967296
-  local part_us, into_us = period_us / parts, now_us % period_us
-  local from_us, to_us = now_us - into_us, now_us - into_us + period_us
-  local covered_parts = parts - (into_us - into_us % part_us) / part_us
-  return function(at_us, used, previous, hits)
-    if at_us < from_us then
-      previous = at_us >= from_us - period_us and used or 0
-      previous, used = previous < count_max and previous or count_max, 0
-    end
-    local before = used
-    if previous > 0 then
-      local covered = previous * covered_parts
-      before = used + (covered + -covered % parts) / parts
-    end
-    if before + hits <= capacity then
-      return used + hits, previous, to_us + period_us
-    end
-  end
 end
 

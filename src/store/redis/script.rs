@@ -25,13 +25,17 @@ use crate::{
     },
 };
 
-/// The source, joined from one file per algorithm, the decision of a request, and the call around it.
+/// The source: the short way, the long way, and the call around them. What few requests need is inside a function of its own, because
+/// to make all of it on every call costs as much as a decision.
 pub const SCRIPT: &str = concat!(
+    include_str!("../../../lua/admit.lua"),
+    "local function long_way()\n",
     include_str!("../../../lua/fixed_window.lua"),
     include_str!("../../../lua/sliding_window.lua"),
     include_str!("../../../lua/bucket.lua"),
     include_str!("../../../lua/request.lua"),
     include_str!("../../../lua/group.lua"),
+    "return any_group\nend\n",
     include_str!("../../../lua/decide.lua"),
 );
 
