@@ -23,7 +23,8 @@ impl Asked {
         match self {
             Self::One => &["--descriptor", "user=u1"],
             Self::Three => &["--descriptor", "user=u1", "--descriptor", "ip=192.0.2.1", "--descriptor", "key=k1"],
-            Self::OneOfMany => &["--descriptor", "user=u{N}", "--keys", "100000"],
+            // Its key has about sixty bytes.
+            Self::OneOfMany => &["--descriptor", "user=user-of-the-region-eu-1-number-{N}", "--keys", "100000"],
         }
     }
 }

@@ -9,54 +9,86 @@ use super::{
     table::{Rounds, Table},
 };
 
-/// Decisions of the plain pair that travel together.
+/// Decisions of the plain kind that travel together.
 const DEPTH: usize = 8;
-const PAIR_CONNECTIONS: usize = 16;
+const PLAIN_CONNECTIONS: usize = 16;
 const KEYS: usize = 1_000_000;
+/// After which most of the keys exist.
+const WARM_UP_S: u64 = 1;
 
 pub fn measure(wishes: &Wishes) {
     cpu(wishes);
     memory();
 }
 
+/// What is measured: how it gets its keys, and how much it decides, in so many seconds.
+type Decide<'a> = Box<dyn Fn(u64) -> f64 + 'a>;
+type Work<'a> = (&'static str, Decide<'a>, Decide<'a>);
+
 fn cpu(wishes: &Wishes) {
-    let redis = Redis::start();
-    let server = |rules| Running::start(Kind::Sluice { rules, redis: Some(redis.port) }, &[]);
-    let servers = [
-        ("1 rule per hour, 100k keys", server("hour.yaml"), Asked::OneOfMany),
-        ("1 rule per second, 100k keys", server("1.yaml"), Asked::OneOfMany),
-        ("1 rule, 1 key", server("1.yaml"), Asked::One),
-        ("bucket, 1 rate", server("bucket.yaml"), Asked::OneOfMany),
-        ("bucket, 3 rates", server("3-rates.yaml"), Asked::OneOfMany),
-        ("3 rules", server("3.yaml"), Asked::Three),
-        ("refused", server("refused.yaml"), Asked::One),
+    let redis = &Redis::start();
+    let plain = |name, commands| -> Work<'_> {
+        let sent = |commands| Box::new(move |seconds| plainly(redis, seconds, commands));
+        // Without a key there is nothing to expire.
+        (name, sent(Plain { increment: true, ..commands }), sent(commands))
+    };
+    let rule = |name, rules, asked| -> Work<'_> {
+        let server = Running::start(Kind::Sluice { rules, redis: Some(redis.port) }, &[]);
+        let ask = move |seconds: u64| {
+            let report =
+                load::bench(&server.address, asked, &["--duration", &format!("{seconds}s"), "--warmup", "0ms"]);
+            number(&report, "/answers")
+        };
+        (name, Box::new(|_| 0.0), Box::new(ask))
+    };
+    // Each beside the pair before it, whose keys live as long, and the first beside its halves.
+    let hour = Plain { increment: true, life_s: Some(3_600) };
+    let beside: [Vec<Work<'_>>; 2] = [
+        vec![
+            plain("INCRBY + EXPIRE in an hour, 8 deep", hour),
+            plain("INCRBY alone, 8 deep", Plain { life_s: None, ..hour }),
+            plain("EXPIRE alone, 8 deep", Plain { increment: false, ..hour }),
+            rule("fixed window of an hour", "hour.yaml", Asked::OneOfMany),
+            rule("the same, one key", "hour.yaml", Asked::One),
+            rule("token bucket", "bucket.yaml", Asked::OneOfMany),
+            rule("token bucket, 3 rates", "3-rates.yaml", Asked::OneOfMany),
+            rule("3 rules, a key each", "3.yaml", Asked::Three),
+            rule("refused", "refused.yaml", Asked::One),
+        ],
+        vec![
+            plain("INCRBY + EXPIRE in a second, 8 deep", Plain { life_s: Some(1), ..hour }),
+            rule("fixed window of a second", "1.yaml", Asked::OneOfMany),
+        ],
     ];
-    let mut rounds: Vec<Vec<(f64, f64)>> = vec![Vec::new(); servers.len() + 1];
+    let work = || beside.iter().flatten();
+    let mut rounds: Vec<Vec<(f64, f64)>> = work().map(|_| Vec::new()).collect();
     for _ in 0..wishes.rounds {
-        rounds[0].push(spent(&redis, || pairs(&redis, wishes.seconds)));
-        for (index, (_, server, asked)) in servers.iter().enumerate() {
-            rounds[index + 1].push(spent(&redis, || {
-                let duration = format!("{}s", wishes.seconds);
-                let report = load::bench(&server.address, *asked, &["--duration", &duration, "--warmup", "0ms"]);
-                number(&report, "/answers")
-            }));
+        for ((_, warm_up, decide), rounds) in work().zip(&mut rounds) {
+            // What one leaves behind would cost the next, and what is measured is not how keys are made.
+            redis::cmd("FLUSHALL").query::<()>(&mut redis.connect()).expect("redis forgets everything");
+            warm_up(WARM_UP_S);
+            decide(WARM_UP_S);
+            rounds.push(spent(redis, || decide(wishes.seconds)));
         }
     }
-    let columns = ["what", "CPU us/decision, median", "spread", "least", "x INCRBY + EXPIRE", "commands/decision"];
-    let table = Table::new("Redis: main thread", &columns);
-    let names = ["INCRBY + EXPIRE, 8 deep"].into_iter().chain(servers.iter().map(|(name, ..)| *name));
-    let pair = Rounds::new(rounds[0].iter().map(|(us, _)| *us).collect()).median();
-    for (name, rounds) in names.zip(&rounds) {
-        let us = Rounds::new(rounds.iter().map(|(us, _)| *us).collect());
-        let commands = Rounds::new(rounds.iter().map(|(_, commands)| *commands).collect());
-        table.row(&[
-            name.to_owned(),
-            format!("{:.2}", us.median()),
-            us.spread(),
-            format!("{:.2}", us.least()),
-            format!("{:.2}", us.median() / pair),
-            format!("{:.3}", commands.median()),
-        ]);
+    let columns = ["what", "CPU us/decision, median", "spread", "least", "x the pair", "commands/decision"];
+    let table = Table::new("Redis: main thread, 100,000 keys of about 60 bytes", &columns);
+    let mut rounds = rounds.iter();
+    for beside in &beside {
+        let mut pair_us = None;
+        for ((name, ..), rounds) in beside.iter().zip(&mut rounds) {
+            let us = Rounds::new(rounds.iter().map(|(us, _)| *us).collect());
+            let commands = Rounds::new(rounds.iter().map(|(_, commands)| *commands).collect());
+            let pair_us = *pair_us.get_or_insert(us.median());
+            table.row(&[
+                (*name).to_owned(),
+                format!("{:.2}", us.median()),
+                us.spread(),
+                format!("{:.2}", us.least()),
+                format!("{:.2}", us.median() / pair_us),
+                format!("{:.3}", commands.median()),
+            ]);
+        }
     }
 }
 
@@ -87,8 +119,15 @@ fn calls(redis: &Redis) -> f64 {
     calls.sum()
 }
 
-/// The plain pair, from several connections, for some seconds.
-fn pairs(redis: &Redis, seconds: u64) -> f64 {
+/// What is sent for one decision of the plain kind.
+#[derive(Clone, Copy)]
+struct Plain {
+    increment: bool,
+    life_s: Option<u32>,
+}
+
+/// Plain commands, from several connections, for some seconds.
+fn plainly(redis: &Redis, seconds: u64, commands: Plain) -> f64 {
     let began = Instant::now();
     let client = |index: usize| {
         let mut connection = redis.connect();
@@ -99,7 +138,12 @@ fn pairs(redis: &Redis, seconds: u64) -> f64 {
                 let mut pipeline = redis::pipe();
                 for _ in 0..DEPTH {
                     let key = key_of(random.usize(..100_000));
-                    pipeline.cmd("INCRBY").arg(&key).arg(1).ignore().cmd("EXPIRE").arg(&key).arg(1).ignore();
+                    if commands.increment {
+                        pipeline.cmd("INCRBY").arg(&key).arg(1).ignore();
+                    }
+                    if let Some(life_s) = commands.life_s {
+                        pipeline.cmd("EXPIRE").arg(&key).arg(life_s).ignore();
+                    }
                 }
                 pipeline.query::<()>(&mut connection).expect("redis answers");
                 decisions += 8;
@@ -107,7 +151,7 @@ fn pairs(redis: &Redis, seconds: u64) -> f64 {
             decisions
         })
     };
-    let clients: Vec<_> = (0..PAIR_CONNECTIONS).map(client).collect();
+    let clients: Vec<_> = (0..PLAIN_CONNECTIONS).map(client).collect();
     clients.into_iter().map(|client| f64::from(client.join().expect("clients do not panic"))).sum()
 }
 

@@ -57,7 +57,7 @@ fn all(wishes: &Wishes, redis: &Redis) -> Vec<Served> {
         Served::own("sluice Redis, 1 rule", in_redis("1.yaml"), Asked::One, &[]),
         Served::own("sluice Redis, 1 rule, 100k keys", in_redis("1.yaml"), Asked::OneOfMany, &[]),
         Served::own("sluice Redis, 3 rules", in_redis("3.yaml"), Asked::Three, &[]),
-        Served::own("sluice Redis, 1 rule of 3 rates", in_redis("3-rates.yaml"), Asked::One, &[]),
+        Served::own("sluice Redis, 1 rule of 3 rates", in_redis("3-rates.yaml"), Asked::OneOfMany, &[]),
         Served::own("sluice Redis, refused", in_redis("refused.yaml"), Asked::One, &[]),
     ];
     let asked = [("1 rule", Asked::One), ("1 rule, 100k keys", Asked::OneOfMany), ("3 rules", Asked::Three)];
