@@ -36,8 +36,8 @@ use tokio::{
 };
 
 use super::limits::{
-    ALLOWANCE, ALLOWANCE_MAX, CALL_EARNS, CONTINUATION_COST, FLOOD_HELD, NOISY_PAUSE, NOISY_READ_BYTES_MAX,
-    READ_BYTES_MAX, SETTINGS_COST,
+    ALLOWANCE, ALLOWANCE_MAX, CALL_EARNS, CONTINUATION_COST, EMPTY_DATA_COST, FLOOD_HELD, NOISY_PAUSE,
+    NOISY_READ_BYTES_MAX, READ_BYTES_MAX, SETTINGS_COST,
 };
 use crate::{
     connections::{Connections, Held},
@@ -45,8 +45,10 @@ use crate::{
 };
 
 const HEAD_BYTES: usize = 9;
+const DATA: u8 = 0;
 const SETTINGS: u8 = 4;
 const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 
 /// What a connection has left of its allowance when it is slowed down.
@@ -177,6 +179,7 @@ impl Count {
         self.allowance -= match head[3] {
             SETTINGS if head[4] & ACK == 0 => SETTINGS_COST,
             CONTINUATION => CONTINUATION_COST,
+            DATA if self.pass == 0 && head[4] & END_STREAM == 0 => EMPTY_DATA_COST,
             _ => 1,
         };
     }
@@ -264,7 +267,6 @@ mod tests {
     use super::*;
     use crate::{drain::InFlight, telemetry::metrics::Metrics};
 
-    const DATA: u8 = 0;
     const HEADERS: u8 = 1;
     const RESET: u8 = 3;
     const PING: u8 = 6;
@@ -287,16 +289,21 @@ mod tests {
     }
 
     #[test]
-    fn every_frame_costs_however_it_is_cut_and_settings_cost_more() {
+    fn every_frame_costs_however_it_is_cut_and_some_cost_more() {
         let opened_in_vain = [frame(HEADERS, 40), frame(RESET, 4)].concat();
-        let sent = [frame(PING, 8).repeat(100), opened_in_vain.repeat(100), frame(DATA, 0).repeat(100)].concat();
+        let sent = [frame(PING, 8).repeat(100), opened_in_vain.repeat(100), frame(DATA, 1).repeat(100)].concat();
         for piece in [1, 2, 7, 9, 10, 1_000, usize::MAX] {
             assert_eq!(spent(&sent, piece), 400, "in pieces of {piece}");
         }
         assert_eq!(spent(&frame(SETTINGS, 6), usize::MAX), SETTINGS_COST);
-        let mut acknowledged = frame(SETTINGS, 0);
-        acknowledged[4] = ACK;
-        assert_eq!(spent(&acknowledged, usize::MAX), 1);
+        let flagged = |kind, flag| {
+            let mut frame = frame(kind, 0);
+            frame[4] = flag;
+            frame
+        };
+        assert_eq!(spent(&flagged(SETTINGS, ACK), usize::MAX), 1);
+        assert_eq!(spent(&flagged(DATA, END_STREAM), usize::MAX), 1, "so Envoy ends a call");
+        assert!(spent(&frame(DATA, 0).repeat(100), usize::MAX) > ALLOWANCE, "before h2 has had enough");
         assert!(spent(&frame(CONTINUATION, 0).repeat(5), usize::MAX) > ALLOWANCE);
     }
 

@@ -38,6 +38,9 @@ pub const ALLOWANCE_MAX: i64 = 1 << 18;
 pub const SETTINGS_COST: i64 = 64;
 /// What a continuation of headers costs: headers that need one are too long in any case.
 pub const CONTINUATION_COST: i64 = 1_024;
+/// What data without a byte costs that does not end its call either. h2 ends the connection with the 101st in its life, and at once;
+/// with this it is held like any other flood before that.
+pub const EMPTY_DATA_COST: i64 = 64;
 /// Who has used half of the allowance is read so much at a time,
 pub const NOISY_READ_BYTES_MAX: usize = 1 << 10;
 /// and so often.
