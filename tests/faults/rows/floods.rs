@@ -127,7 +127,7 @@ fn idle(sheet: &Sheet, connections: usize) {
     sheet.run(&others.load, sheet.span(5.0, 0.2));
     if sheet.is_full() {
         // Those who never ask anything have a minute.
-        let closed = others.during(|| holds_within(PATIENCE / 2, || attack::closed(&held) == held.len()));
+        let closed = others.during(|| holds_within(PATIENCE / 2, || attack::are_closed(&held)));
         sheet.judge(&fault, &format!("all closed, after {}", shown(opened.elapsed())), &closed, "true", closed);
     }
     others.judge(sheet, &fault, before);
@@ -156,9 +156,9 @@ fn stalled_handshakes(sheet: &Sheet, connections: usize) {
     let mut most = 0;
     let attacked = p99_over_json(&sluice, || {
         most = most.max(sluice.footprint().memory);
-        attack::closed(&stalled) == stalled.len() || began.elapsed() > PATIENCE
+        attack::are_closed(&stalled) || began.elapsed() > PATIENCE
     });
-    let closed = attack::closed(&stalled) == stalled.len();
+    let closed = attack::are_closed(&stalled);
     sheet.judge(&fault, &format!("all closed, after {}", shown(began.elapsed())), &closed, "true", closed);
     let figure = format!("p99 of others, on /json ({} without it)", shown(alone));
     sheet.at_most(&fault, &figure, attacked, (alone * SLOWER).max(NOTHING));
