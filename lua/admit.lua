@@ -118,7 +118,8 @@ local function admit_one(value, now_us, quota, hits)
   return pack('<BI7I4', 16, now_us, used), idle_at_us
 end
 
--- The same for two or three rates of fixed windows or buckets. Of two there is no third: what stands in its place is not used.
+-- The same for two or three rates of fixed windows, or of buckets of which one has longer ticks. Of two there is no third: what
+-- stands in its place is not used.
 local function admit_several(value, now_us, quota, hits)
   local admit_3, format, head = quota[3], '<BI7I4I4I4', 16
   if not value then
@@ -164,5 +165,63 @@ local function admit_several(value, now_us, quota, hits)
     format = admit_3 and '<BI7I4I4I4' or '<BI7I4I4'
   end
   return pack(format, head, now_us, used_1, used_2, used_3), idle_at_us
+end
+
+-- The same for two or three buckets with ticks of 1 us, which nearly all have: as admit_bucket says for one, without a call for
+-- each. Returns nothing if one has longer ticks. In place of a third that is missing stands one that nothing is in.
+local function admit_buckets(args, at, count)
+  local capacity_1, tick_1_us, weight_1, leak_1, max_1, at_2 = unpack('<I4I7I7I4I7', args, at)
+  local capacity_2, tick_2_us, weight_2, leak_2, max_2, at_3 = unpack('<I4I7I7I4I7', args, at_2)
+  local capacity_3, tick_3_us, weight_3, leak_3, max_3 = 0, 1, 0, 1, 0
+  local narrow, narrow_size, wide, wide_size = '<BI7I4I4', 16, '<BI7I7I7', 22
+  if count == 3 then
+    capacity_3, tick_3_us, weight_3, leak_3, max_3 = unpack('<I4I7I7I4I7', args, at_3)
+    narrow, narrow_size, wide, wide_size = '<BI7I4I4I4', 20, '<BI7I7I7I7', 29
+  end
+  if tick_1_us ~= 1 or tick_2_us ~= 1 or tick_3_us ~= 1 then
+    return nil
+  end
+  local holds_1, holds_2, holds_3 = capacity_1 * weight_1, capacity_2 * weight_2, capacity_3 * weight_3
+  return function(value, now_us, _, hits)
+    local level_1, level_2, level_3 = 0, 0, 0
+    if value then
+      local size, head, expected, at_us = #value, nil, 16, nil
+      if size == narrow_size then
+        head, at_us, level_1, level_2, level_3 = unpack(narrow, value)
+      elseif size == wide_size then
+        expected = 20
+        head, at_us, level_1, level_2, level_3 = unpack(wide, value)
+      end
+      -- A sum that is exact has no part that is not. Of two, the third is where the value ended.
+      if head ~= expected or at_us > now_us or level_1 + level_2 + level_3 >= 9007199254740992 then
+        return nil
+      end
+      local passed_us = now_us - at_us
+      level_1 = (level_1 < max_1 and level_1 or max_1) - passed_us * leak_1
+      level_2 = (level_2 < max_2 and level_2 or max_2) - passed_us * leak_2
+      level_3 = (level_3 < max_3 and level_3 or max_3) - passed_us * leak_3
+    end
+    level_1 = (level_1 > 0 and level_1 or 0) + hits * weight_1
+    level_2 = (level_2 > 0 and level_2 or 0) + hits * weight_2
+    level_3 = (level_3 > 0 and level_3 or 0) + hits * weight_3
+    if level_1 > holds_1 or level_2 > holds_2 or level_3 > holds_3 then
+      return nil
+    elseif hits == 0 then
+      return false
+    end
+    local idle_us = (level_1 + -level_1 % leak_1) / leak_1
+    local idle_2_us = (level_2 + -level_2 % leak_2) / leak_2
+    local idle_3_us = (level_3 + -level_3 % leak_3) / leak_3
+    if idle_2_us > idle_us then
+      idle_us = idle_2_us
+    end
+    if idle_3_us > idle_us then
+      idle_us = idle_3_us
+    end
+    if level_1 > 4294967295 or level_2 > 4294967295 or level_3 > 4294967295 then
+      return pack(wide, 20, now_us, level_1, level_2, level_3), now_us + idle_us
+    end
+    return pack(narrow, 16, now_us, level_1, level_2, level_3), now_us + idle_us
+  end
 end
 

@@ -58,18 +58,25 @@ end
 local quotas = {}
 for quota_index = 1, quota_count do
   local kind, count = unpack('BB', args, at)
-  local admit = count == 1 and admit_one or count <= 3 and kind % 4 ~= 1 and admit_several
-  local quota = { at = at, admit = admit, false }
+  local algorithm, quota = kind % 4, { at = at, admit = false, false }
   at = at + 9
-  for index = 1, count do
-    if kind % 4 == 2 then
-      local capacity, tick_us, weight, leak, level_max
-      capacity, tick_us, weight, leak, level_max, at = unpack('<I4I7I7I4I7', args, at)
-      quota[index] = admit_bucket(now_us, capacity, tick_us, weight, leak, level_max)
-    else
-      local period_us, capacity
-      period_us, capacity, at = unpack('<I7I4', args, at)
-      quota[index] = (kind % 4 == 0 and admit_fixed_window or admit_sliding_window)(now_us, period_us, capacity)
+  if algorithm == 2 and (count == 2 or count == 3) then
+    quota.admit = admit_buckets(args, at, count)
+  end
+  if quota.admit then
+    at = at + 29 * count
+  else
+    quota.admit = count == 1 and admit_one or count <= 3 and algorithm ~= 1 and admit_several
+    for index = 1, count do
+      if algorithm == 2 then
+        local capacity, tick_us, weight, leak, level_max
+        capacity, tick_us, weight, leak, level_max, at = unpack('<I4I7I7I4I7', args, at)
+        quota[index] = admit_bucket(now_us, capacity, tick_us, weight, leak, level_max)
+      else
+        local period_us, capacity
+        period_us, capacity, at = unpack('<I7I4', args, at)
+        quota[index] = (algorithm == 0 and admit_fixed_window or admit_sliding_window)(now_us, period_us, capacity)
+      end
     end
   end
   quotas[quota_index] = quota

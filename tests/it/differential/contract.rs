@@ -92,71 +92,77 @@ fn a_key_that_many_requests_of_a_batch_use_is_read_and_written_once() {
 
 #[test]
 fn a_key_that_is_not_ours_fails_only_the_requests_that_use_it_and_is_left_as_it_is() {
-    let hostile: [(&str, &[u8]); 6] = [
+    let hostile: [(&str, &[u8]); 7] = [
         ("nonsense", b"hello, world"),
         ("short", b"1"),
         ("newer", b"\x20\0\0\0\0\0\0\0\0\0\0\0"),
         ("torn", b"\x10\0\0\0\0\0\0\0\0\0\0\0\0"),
         ("count beyond", b"\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\x20"),
+        ("second count beyond", b"\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x20"),
         ("beyond", b"\x10\xff\xff\xff\xff\xff\xff\xff\0\0\0\0"),
     ];
     for binary in [REDIS, VALKEY] {
         let server = Server::start(binary);
         let mut connection = connect(&server);
-        let quota = ten_per_second();
         redis::cmd("LPUSH").arg("{test}list").arg("x").exec(&mut connection).unwrap();
         for (name, value) in hostile {
             redis::cmd("SET").arg(format!("{{test}}{name}")).arg(value).exec(&mut connection).unwrap();
         }
+        let [_, two_buckets, _] = quotas(Algorithm::TokenBucket);
+        let quotas = [ten_per_second(), two_buckets];
         let damaged =
             hostile.map(|(name, _)| (name, Damage::BadResponse)).into_iter().chain([("list", Damage::BadTypes)]);
-        for (name, damage) in damaged {
+        for ((name, damage), quota) in damaged.flat_map(|damaged| quotas.each_ref().map(|quota| (damaged, quota))) {
+            let capacity = quota.rates()[0].capacity();
             let key = format!("{{test}}{name}");
-            let mut pair = one("{test}good", &quota);
+            let mut pair = one("{test}good", quota);
             pair.keys = ["{test}good", key.as_str()].into_iter().collect();
             pair.checks.push(Check { slot: 1, ..pair.checks[0].clone() });
             redis::cmd("DEL").arg("{test}good").exec(&mut connection).unwrap();
             let dumped =
                 |connection: &mut Connection| -> Vec<u8> { redis::cmd("DUMP").arg(&key).query(connection).unwrap() };
             let before = dumped(&mut connection);
-            let batch = [one("{test}good", &quota), pair, one(&key, &quota), one("{test}good", &quota)];
+            let batch = [one("{test}good", quota), pair, one(&key, quota), one("{test}good", quota)];
             let answers = call(&mut connection, START_US, &batch);
             let remaining = |index: usize| answers[index].as_ref().map(|decisions| decisions[0].remaining);
-            assert_eq!(remaining(0), Ok(99), "{binary} {name}");
+            assert_eq!(remaining(0), Ok(capacity - 1), "{binary} {name}");
             assert_eq!(remaining(1), Err(&ScriptFailure { slot: 1, damage }), "{binary} {name}");
             assert_eq!(remaining(2), Err(&ScriptFailure { slot: 0, damage }), "{binary} {name}");
-            assert_eq!(remaining(3), Ok(98), "{binary} {name}");
+            assert_eq!(remaining(3), Ok(capacity - 2), "{binary} {name}");
             assert_eq!(dumped(&mut connection), before, "{binary} {name}");
         }
     }
 }
 
-/// One rate, and two.
-fn windows(algorithm: Algorithm) -> [Arc<Quota>; 2] {
+/// One rate, two and three.
+fn quotas(algorithm: Algorithm) -> [Arc<Quota>; 3] {
     let spec = |unit| RateSpec { requests: 10, period: Period::try_new(unit, 1).unwrap(), burst: None, name: None };
     let quota = |rates| Arc::new(Quota::try_new(algorithm, rates, OnOverLimit::Charge, false).unwrap());
-    [quota(vec![spec(Unit::Minute)]), quota(vec![spec(Unit::Minute), spec(Unit::Hour)])]
+    let units = [Unit::Minute, Unit::Hour, Unit::Day];
+    [1, 2, 3].map(|count| quota(units[..count].iter().map(|unit| spec(*unit)).collect()))
 }
 
 /// What is ours by its shape may still hold counts that we never write.
 #[test]
 fn counts_that_nobody_could_have_reached_are_read_alike() {
-    let counts = [0, 1, u64::from(u32::MAX), 1 << 32, 1 << 52, (1 << 53) - 1];
     let minute_us = 60_000_000;
+    let twice = [2, 120, 2_880].map(|minutes| minutes * minute_us);
+    // Of each bucket also a little more than it can owe, which leaks in two periods, but for that little.
+    let owed = twice.map(|us| 10 * us + 1);
+    let counts = [0, 1, owed[0], u64::from(u32::MAX), 1 << 32, owed[1], owed[2], 1 << 52, (1 << 53) - 1];
+    let passed = [0, minute_us / 2, minute_us, twice[0], twice[1], twice[2]];
     let asks = [Hits::take(0), Hits::ONE, Hits::take(u64::MAX), Hits::refund(1), Hits::refund(u64::MAX)];
     for binary in [REDIS, VALKEY] {
         let server = Server::start(binary);
         let mut connection = connect(&server);
-        let quotas = [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::TokenBucket].map(windows);
+        let quotas = [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::TokenBucket].map(quotas);
         for quota in quotas.iter().flatten() {
             let previous = if quota.algorithm() == Algorithm::SlidingWindow { &counts[..] } else { &[0] };
             for (used, previous) in counts.iter().flat_map(|used| previous.iter().map(|previous| (*used, *previous))) {
                 let cell = Cell { used, previous };
                 let damaged =
                     State { at_us: START_US, cells: quota.rates().iter().map(|_| cell).collect(), denials: 0 };
-                for (passed_us, hits) in
-                    [0, minute_us / 2, minute_us, 2 * minute_us].into_iter().flat_map(|us| asks.map(|hits| (us, hits)))
-                {
+                for (passed_us, hits) in passed.into_iter().flat_map(|us| asks.map(|hits| (us, hits))) {
                     let now_us = START_US + passed_us;
                     let mut asking = one("{test}a", quota);
                     asking.checks[0].hits = hits;
