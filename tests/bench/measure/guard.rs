@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, fs};
 
 use super::{
-    instructions::{Case, WIDTH, embedded, figures_file, of_operations, per_decision},
+    instructions::{Case, ONE_AT_A_TIME, WIDTH, embedded, figures_file, of_operations, per_decision},
     load::Asked,
-    servers::Kind,
+    script,
+    servers::{Kind, Redis},
 };
 
 /// A count may grow by this part, which is more than counts vary by themselves: see the README.
@@ -14,7 +15,7 @@ const MARGIN: f64 = 0.05;
 const TRIES: usize = 3;
 const HEAD: &str =
     "# Instructions, counted by callgrind. `tests/bench/guard` fails beyond 5 % of them; `tests/bench/guard --update`
-# writes them anew, for a change that is worth it. They depend on the compiler and on the dependencies.
+# writes them anew, for a change that is worth it. They depend on the compiler, the dependencies and the version of Redis.
 ";
 
 /// Whether all is as it was, or better.
@@ -64,15 +65,25 @@ fn least(known: Option<&f64>, mut count: impl FnMut() -> f64) -> f64 {
 }
 
 fn measured(known: &BTreeMap<String, f64>) -> Vec<(String, f64)> {
+    let redis = Redis::start();
+    let in_redis = Kind::Sluice { rules: "1.yaml", redis: Some(redis.port) };
     let case = |name, kind, asked| Case { name, kind, asked, expect: "ok" };
     let requests = [
-        case("request: floor", Kind::Floor, Asked::One),
-        case("request: embedded, 1 rule", embedded("1.yaml"), Asked::One),
-        case("request: embedded, 3 rules", embedded("3.yaml"), Asked::Three),
+        (case("request: floor", Kind::Floor, Asked::One), WIDTH),
+        (case("request: embedded, 1 rule", embedded("1.yaml"), Asked::One), WIDTH),
+        (case("request: embedded, 3 rules", embedded("3.yaml"), Asked::Three), WIDTH),
+        // How calls fall into batches is up to the clock, and counts with it; a single one is always a batch.
+        (case("request: Redis, 1 rule, one at a time", in_redis, Asked::One), ONE_AT_A_TIME),
     ];
-    let count = |case: &Case<'_>| least(known.get(case.name), || per_decision(case, WIDTH));
-    let requests = requests.iter().map(|case| (case.name.to_owned(), count(case)));
-    of_operations().into_iter().chain(requests).collect()
+    let requests = requests
+        .iter()
+        .map(|(case, width)| (case.name.to_owned(), least(known.get(case.name), || per_decision(case, *width))));
+    let scripts = script::cases().into_iter().map(|case| {
+        let name = format!("Redis: {}", case.name);
+        let count = least(known.get(&name), || case.per_request());
+        (name, count)
+    });
+    of_operations().into_iter().chain(requests).chain(scripts).collect()
 }
 
 fn known() -> BTreeMap<String, f64> {

@@ -36,6 +36,7 @@ pub struct Width {
 }
 
 pub const WIDTH: Width = Width { connections: "8", streams: "32" };
+pub const ONE_AT_A_TIME: Width = Width { connections: "1", streams: "1" };
 const ONE_CONNECTION: Width = Width { connections: "1", streams: "32" };
 
 pub fn per_decision(case: &Case<'_>, width: Width) -> f64 {

@@ -26,8 +26,8 @@ const FEW: usize = 1_200;
 const MANY: usize = 6_000;
 
 /// What is asked of Redis, and how many requests at once.
-struct Case {
-    name: &'static str,
+pub struct Case {
+    pub name: &'static str,
     batch: usize,
     asked: What,
 }
@@ -51,7 +51,7 @@ fn quota(algorithm: Algorithm, rates: &[(u32, Unit)]) -> Arc<Quota> {
     Arc::new(quota.expect("is a quota"))
 }
 
-fn cases() -> Vec<Case> {
+pub fn cases() -> Vec<Case> {
     let window = |unit| quota(Algorithm::FixedWindow, &[(1_000_000_000, unit)]);
     // They leak slowly, as those of bucket.yaml and 3-rates.yaml, so that counters are found and not made anew.
     let bucket = || quota(Algorithm::TokenBucket, &[(60, Unit::Hour)]);
@@ -82,7 +82,7 @@ impl Case {
     }
 
     /// How it starts costs the same each time, so that the difference is what requests cost.
-    fn per_request(&self) -> f64 {
+    pub fn per_request(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a few thousand")]
         let requests = (MANY - FEW) as f64;
         (self.count(MANY) - self.count(FEW)) / requests
