@@ -32,8 +32,8 @@
 -- told twice, and Redis has better things to do.
 --
 -- Atomic: everything. Each request is decided on its own, all or nothing, and sees what those before it in the batch did.
--- Each key is read once, and written once if it changed, with its TTL. What forbids writing (out of memory, read-only)
--- forbids the first write, so that an error means that nothing was charged.
+-- Each key is read once, and written once if it changed, with its TTL; one that is not there may be asked for twice. What forbids
+-- writing (out of memory, read-only) forbids the first write, so that an error means that nothing was charged.
 --
 -- Value: B 16 (version 1) + 1 if previous windows follow + 2 if denials follow + 4 if cells are wide; I7 at, in us; the
 -- cells, I4 each or I7 if wide; the previous windows, likewise; I7 denials. 10 per second, burst 100, after one hit:
@@ -46,148 +46,170 @@
 local KEYS, args, call, try = KEYS, ARGV[1], redis.call, redis.pcall
 local now_us, shared, quota_count, at = unpack('<I7BI2', args)
 -- Servers from 7.0 on, if the time is theirs, are told until when a key lives, others how long.
-local is_told_when, born_us = false, now_us
+local lives, born_us = 'PX', now_us
 if now_us == 0 then
   local time = call('TIME')
   now_us = time[1] * 1000000 + time[2]
-  is_told_when = redis.REDIS_VERSION_NUM
-  born_us = is_told_when and 0 or now_us
+  if redis.REDIS_VERSION_NUM then
+    lives = 'PXAT'
+  else
+    born_us = now_us
+  end
 end
 
--- Where each quota begins in the arguments; and what admits to a counter of it by the short way, if there is one, and by each rate.
+-- Where each quota begins in the arguments; and what admits to a counter of it by the short way, if there is one.
 local quotas = {}
-for quota_index = 1, quota_count do
-  local kind, count = unpack('BB', args, at)
-  local algorithm, quota = kind % 4, { at = at, admit = false, false }
-  at = at + 9
-  if algorithm == 2 and (count == 2 or count == 3) then
-    quota.admit = admit_buckets(args, at, count)
+for index = 1, quota_count do
+  local kind, rates = unpack('BB', args, at)
+  local algorithm, rates_at, maker, admit = kind % 4, at + 9, false, false
+  if rates == 1 then
+    maker = algorithm == 0 and admit_fixed_window or algorithm == 1 and admit_sliding_window or admit_bucket
+  elseif rates <= 3 then
+    maker = algorithm == 0 and admit_fixed_windows or algorithm == 2 and admit_buckets
   end
-  if quota.admit then
-    at = at + 29 * count
-  else
-    quota.admit = count == 1 and admit_one or count <= 3 and algorithm ~= 1 and admit_several
-    for index = 1, count do
-      if algorithm == 2 then
-        local capacity, tick_us, weight, leak, level_max
-        capacity, tick_us, weight, leak, level_max, at = unpack('<I4I7I7I4I7', args, at)
-        quota[index] = admit_bucket(now_us, capacity, tick_us, weight, leak, level_max)
-      else
-        local period_us, capacity
-        period_us, capacity, at = unpack('<I7I4', args, at)
-        quota[index] = (algorithm == 0 and admit_fixed_window or admit_sliding_window)(now_us, period_us, capacity)
-      end
-    end
+  if maker then
+    admit = maker(now_us, args, rates_at, rates)
   end
-  quotas[quota_index] = quota
+  quotas[index] = { at = at, admit = admit }
+  at = rates_at + rates * (algorithm == 2 and 29 or 11)
 end
 
 -- How the life of a key is told: in ms and as text, because numbers get more digits than they have.
 local function life_of(life_us)
   local life_ms = (life_us + -life_us % 1000) / 1000
   local life = string.format('%d', life_ms > 1 and life_ms or 1)
-  if life_ms < 2147483648 or life + 0 == life_ms then
+  -- Of a long of 32 bits it has 11 characters at the most.
+  if life_ms < 2147483648 or #life > 11 or life + 0 == life_ms then
     return life
   end
-  -- In two halves where a long has 32 bits, because so has %d.
+  -- In two halves there, because so has %d.
   local low = life_ms % 1000000
   return string.format('%d%06d', (life_ms - low) / 1000000, low)
 end
 
--- Writes for whoever needs more than the loop below, where the same is written out.
-local function writer(call, life_of, is_told_when, born_us)
-  local lives, lives_to_us = {}, {}
-  return function(key, value, idle_at_us, quota)
-    if lives_to_us[quota] ~= idle_at_us then
-      lives[quota], lives_to_us[quota] = life_of(idle_at_us - born_us), idle_at_us
-    end
-    if is_told_when then
-      call('SET', key, value, 'PXAT', lives[quota], 'GET')
-    else
-      call('SET', key, value, 'PX', lives[quota])
-    end
-  end
+-- What is found for each of KEYS, and told in the end: nil as long as it was not asked for, false if it is not there. All in one go
+-- costs less than one by one; but there only strings are found, nothing is if it is not permitted, and Lua has room for so many.
+local key_total = #KEYS
+local found = shared == 0 and key_total > 1 and key_total <= 1000 and try('MGET', unpack_all(KEYS)) or {}
+if found.err then
+  found = {}
 end
 
--- Where keys are met again: the value of each as it would be stored now, and of those that must be written at the end, when they
--- are idle, and by which quota.
-local values, idle_from_us, quota_of, changed, put
-if shared == 1 then
-  values, idle_from_us, quota_of, changed = {}, {}, {}, {}
-  put = function(key, value, idle_at_us, quota)
+-- Reads and writes for whoever needs more than the loop below, where the same is written out.
+local function keeper(KEYS, found, call, try, life_of, lives, born_us, is_shared)
+  -- Where keys are met again: the value of each as it would be stored now, and when those are idle that are written at the end.
+  local values, idle_from_us, changed = is_shared and {}, {}, {}
+  local life_texts, life_ends_us = {}, {}
+
+  -- Finds whatever is there: an error if that is not a string.
+  local function get(position)
+    local key, value = KEYS[position], nil
+    if values then
+      value = values[key]
+    end
+    if value == nil then
+      value = try('GET', key)
+      if values then
+        values[key] = value
+      end
+    end
+    found[position] = value
+    return value
+  end
+
+  local function set(key, value, idle_at_us, quota)
+    -- Most counters of a quota live as long as each other.
+    if life_ends_us[quota] ~= idle_at_us then
+      life_texts[quota], life_ends_us[quota] = life_of(idle_at_us - born_us), idle_at_us
+    end
+    call('SET', key, value, lives, life_texts[quota])
+  end
+
+  -- For keys that are met again, where get() has found a string or nothing at all.
+  local function put(key, value, idle_at_us)
     if not idle_from_us[key] then
       changed[#changed + 1] = key
     end
-    values[key], idle_from_us[key], quota_of[key] = value, idle_at_us, quota
+    values[key], idle_from_us[key] = value, idle_at_us
   end
+
+  local function finish()
+    for index = 1, #changed do
+      local key = changed[index]
+      -- Whatever their quotas: what is met again is little.
+      set(key, values[key], idle_from_us[key], 'any')
+    end
+  end
+
+  return get, is_shared and put or set, finish
 end
 
-local reply, size = { pack('<I7', now_us) }, 1
+local get, put, finish
+if shared == 1 then
+  get, put, finish = keeper(KEYS, found, call, try, life_of, lives, born_us, true)
+end
+
 local open, decide
-local args_size, first = #args, 0
+local args_size, first = #args, 1
 while at <= args_size do
   local times, key_count, count, _, quota_index, flags, hits, next_at = unpack('<I2I2I2I2I2BI7', args, at)
   local quota, is_open, life, life_to_us = quotas[quota_index], false, nil, nil
   -- What admits a request of one check, which nearly all are.
   local admit = count == 1 and flags < 8 and quota.admit
-  local last = first + times * key_count
-  for request = first, last - 1, key_count do
-    local key, value, new_value, idle_at_us = KEYS[request + 1], nil, nil, nil
+  local next_first = first + times * key_count
+  for position = first, next_first - 1, key_count do
+    local key, value, new_value, idle_at_us = KEYS[position], found[position], nil, nil
     if admit then
-      if values then
-        value = values[key]
-      end
-      if value == nil then
+      if value ~= nil then
+        -- It is known.
+      elseif finish then
+        value = get(position)
+      else
         value = try('GET', key)
-        if values then
-          values[key] = value
-        end
+        found[position] = value
       end
-      new_value, idle_at_us = admit(value, now_us, quota, hits)
+      new_value, idle_at_us = admit(value, now_us, hits)
+    end
+    if not new_value then
+      -- Nothing changes, or the long way has to be taken; and whether it is a string is only known of one that is there.
+      if not value then
+        new_value = nil
+      end
+    elseif finish then
+      put(key, new_value, idle_at_us)
+    else
+      if life_to_us ~= idle_at_us then
+        life, life_to_us = life_of(idle_at_us - born_us), idle_at_us
+      end
+      if value then
+        call('SET', key, new_value, lives, life)
+      else
+        -- What is there all the same is not a string, and is left to the long way.
+        new_value = call('SET', key, new_value, lives, life, 'NX') or nil
+      end
     end
     if new_value == nil then
+      if not get then
+        get, put = keeper(KEYS, found, call, try, life_of, lives, born_us, false)
+      end
       if not decide then
-        put = put or writer(call, life_of, is_told_when, born_us)
-        open, decide = long_way()(now_us, args, quotas, reply, try, values, put)
+        open, decide = long_way()(now_us, args, quotas, found, get, put)
       end
       if not is_open then
         is_open, next_at = true, open(at + 2)
       end
-      local broken
-      size, broken = decide(request, size, value)
+      local broken = decide(position)
       if broken then
         return broken
       end
-    else
-      size = size + 1
-      reply[size] = value or '\0'
-      if not new_value then
-        -- Nothing changes.
-      elseif values then
-        put(key, new_value, idle_at_us, quota)
-      else
-        -- Most counters of a quota live as long as each other.
-        if life_to_us ~= idle_at_us then
-          life, life_to_us = life_of(idle_at_us - born_us), idle_at_us
-        end
-        if is_told_when then
-          -- The old value costs less than OK, which Lua is given as a table; nobody looks at either.
-          call('SET', key, new_value, 'PXAT', life, 'GET')
-        else
-          call('SET', key, new_value, 'PX', life)
-        end
-      end
+    elseif not value then
+      found[position] = '\0'
     end
   end
-  first, at = last, next_at
+  first, at = next_first, next_at
 end
 
-if changed then
-  local set = writer(call, life_of, is_told_when, born_us)
-  for index = 1, #changed do
-    local key = changed[index]
-    set(key, values[key], idle_from_us[key], quota_of[key])
-  end
+if finish then
+  finish()
 end
-
-return table.concat(reply)
+return pack('<I7', now_us) .. table.concat(found)

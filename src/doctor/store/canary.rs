@@ -59,6 +59,12 @@ impl Canary {
         get
     }
 
+    pub fn mget(&self) -> Cmd {
+        let mut mget = cmd("MGET");
+        mget.arg(&self.key);
+        mget
+    }
+
     pub fn set(&self) -> Cmd {
         let mut set = cmd("SET");
         set.arg(&self.key).arg("doctor").arg("PX").arg(TTL_MS);

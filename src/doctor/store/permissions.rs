@@ -68,6 +68,7 @@ fn commands(settings: &RedisSettings, canary: &Canary) -> Vec<(&'static str, &'s
         ("+ping", "ping", cmd("PING")),
         ("+time", "time", cmd("TIME")),
         ("+get", "get", canary.get()),
+        ("+mget", "mget", canary.mget()),
         ("+set", "set", canary.set()),
         ("+script|load", "script", load),
         ("+evalsha", "evalsha", canary.evalsha()),

@@ -11,7 +11,7 @@
 //! `CACHE_KEY_PREFIX`, so that `~*` can be narrowed to that. Redis 6.0 knows no `resetchannels`.
 //!
 //! ```text
-//! user sluice on >PASSWORD ~* resetchannels -@all +eval +evalsha +script|load +time +get +set +ping
+//! user sluice on >PASSWORD ~* resetchannels -@all +eval +evalsha +script|load +time +get +mget +set +ping
 //! in a cluster also: +cluster|slots +asking
 //! behind sentinels also: +role
 //! for a database other than 0 also: +select

@@ -91,6 +91,56 @@ fn a_key_that_many_requests_of_a_batch_use_is_read_and_written_once() {
 }
 
 #[test]
+fn keys_that_are_met_once_are_read_in_one_go_and_those_that_are_no_strings_are_left_as_they_are() {
+    for binary in [REDIS, VALKEY] {
+        let server = Server::start(binary);
+        let mut connection = connect(&server);
+        redis::cmd("LPUSH").arg("{test}list").arg("x").exec(&mut connection).unwrap();
+        let quota = ten_per_second();
+        let both = |first: &str, second: &str| {
+            let mut both = one(first, &quota);
+            both.keys = [first, second].into_iter().collect();
+            both.checks.push(Check { slot: 1, ..both.checks[0].clone() });
+            both
+        };
+        let batch =
+            || [one("{test}a", &quota), one("{test}list", &quota), both("{test}b", "{test}c"), one("{test}d", &quota)];
+        for turn in 1..=2 {
+            let answers = call(&mut connection, START_US, &batch());
+            for (index, answer) in answers.iter().enumerate().filter(|(index, _)| *index != 1) {
+                let decisions = answer.as_ref().unwrap();
+                assert!(decisions.iter().all(|decision| decision.remaining == 100 - turn), "{binary}: request {index}");
+            }
+            assert_eq!(answers[1], Err(ScriptFailure { slot: 0, damage: Damage::BadTypes }), "{binary}");
+        }
+        // Two that are not there are asked for by themselves in the first turn, the list in both.
+        let calls: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).unwrap();
+        assert!(calls.contains("cmdstat_mget:calls=2,") && calls.contains("cmdstat_get:calls=4,"), "{binary}: {calls}");
+
+        // Who only looks is told as well.
+        let look = |key: &str| {
+            let mut look = one(key, &quota);
+            look.checks[0].hits = Hits::take(0);
+            look
+        };
+        let answers = call(&mut connection, START_US, &[look("{test}list"), look("{test}none"), look("{test}a")]);
+        assert_eq!(answers[0], Err(ScriptFailure { slot: 0, damage: Damage::BadTypes }), "{binary}");
+        let remaining = |index: usize| answers[index].as_ref().map(|decisions| decisions[0].remaining);
+        assert_eq!((remaining(1), remaining(2)), (Ok(100), Ok(98)), "{binary}");
+
+        // All or nothing, whichever of them is the list.
+        for keys in [["{test}list", "{test}e"], ["{test}e", "{test}list"]] {
+            let answers = call(&mut connection, START_US, &[both(keys[0], keys[1])]);
+            let slot = usize::from(keys[1] == "{test}list");
+            assert_eq!(answers[0], Err(ScriptFailure { slot, damage: Damage::BadTypes }), "{binary}: {keys:?}");
+        }
+        let (length, exists): (u64, u64) =
+            redis::pipe().cmd("LLEN").arg("{test}list").cmd("EXISTS").arg("{test}e").query(&mut connection).unwrap();
+        assert_eq!((length, exists), (1, 0), "{binary}");
+    }
+}
+
+#[test]
 fn a_key_that_is_not_ours_fails_only_the_requests_that_use_it_and_is_left_as_it_is() {
     let hostile: [(&str, &[u8]); 7] = [
         ("nonsense", b"hello, world"),

@@ -50,6 +50,13 @@ fn every_documented_permission_is_needed() {
             server.run::<()>(&["ACL", "SETUSER", "sluice", &permission.replacen('+', "-", 1)]);
             if permission == "+ping" {
                 // Asked of idle connections; where it is forbidden, only the server's ACL log fills.
+            } else if permission == "+mget" {
+                // Then keys are asked for one by one.
+                let sluice = on(&[("REDIS_URL", &server.url_of_sluice())]);
+                for turn in 1..=2 {
+                    let response = sluice.ask(ask_all("d", &[("a", "mget"), ("a", "other")])).unwrap();
+                    assert!(response.statuses.iter().all(|status| status.limit_remaining == 10 - turn), "{binary}");
+                }
             } else if permission == "+eval" {
                 // Needed only where the script has been forgotten.
                 let sluice = on(&[("REDIS_URL", &server.url_of_sluice())]);
