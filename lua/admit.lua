@@ -97,11 +97,11 @@ local function admit_bucket(now_us, args, at)
       if level > level_max then
         level = level_max
       end
-      -- Nearly all have ticks of 1 us.
+      local ticks = now_us - at_us
       if tick_us > 1 then
-        at_us = at_us - at_us % tick_us
+        ticks = (tick_at_us - at_us + at_us % tick_us) / tick_us
       end
-      level = level - (tick_at_us - at_us) / tick_us * leak
+      level = level - ticks * leak
       if level < 0 then
         level = 0
       end
@@ -112,7 +112,12 @@ local function admit_bucket(now_us, args, at)
     elseif hits == 0 then
       return false
     end
-    local idle_at_us = tick_at_us + (level + -level % leak) / leak * tick_us
+    -- Nearly all have ticks of 1 us, and most leak 1 in each.
+    local ticks = level
+    if leak > 1 then
+      ticks = (level + -level % leak) / leak
+    end
+    local idle_at_us = tick_at_us + ticks * tick_us
     if level > 4294967295 then
       return pack('<BI7I7', 20, now_us, level), idle_at_us
     end

@@ -76,10 +76,15 @@ end
 
 -- How the life of a key is told: in ms and as text, because numbers get more digits than they have.
 local function life_of(life_us)
-  local life_ms = (life_us + -life_us % 1000) / 1000
+  -- Rounded up: %d cuts off what is behind the point.
+  local life_ms = (life_us + 999) / 1000
   local life = string.format('%d', life_ms > 1 and life_ms or 1)
   -- Of a long of 32 bits it has 11 characters at the most.
-  if life_ms < 2147483648 or #life > 11 or life + 0 == life_ms then
+  if life_ms < 2147483648 or #life > 11 then
+    return life
+  end
+  life_ms = life_ms - life_ms % 1
+  if life + 0 == life_ms then
     return life
   end
   -- In two halves there, because so has %d.
