@@ -6,8 +6,9 @@
 -- does not fit here is left to the long way.
 --
 -- Each function reads the rates of a quota, which begin at `at` in the arguments, and makes what admits to a counter of it at this
--- moment: given the value of the counter, or false, now and hits, that returns the value to write and when it is idle; false instead of a
--- value if nothing changes; and nothing where the short way does not apply: an unusual value, a clock that is behind, no room.
+-- moment. That is given the value of the counter (false if there is none, an error if it is no string: that has no length), now and
+-- hits. It returns the value to write and when it is idle; false instead of a value if nothing changes; and nothing where the short
+-- way does not apply: an unusual value, a clock that is behind, no room.
 
 local unpack_all, unpack, pack = unpack, struct.unpack, struct.pack
 
@@ -97,6 +98,7 @@ local function admit_bucket(now_us, args, at)
       if level > level_max then
         level = level_max
       end
+      -- Nearly all have ticks of 1 us.
       local ticks = now_us - at_us
       if tick_us > 1 then
         ticks = (tick_at_us - at_us + at_us % tick_us) / tick_us
@@ -112,12 +114,7 @@ local function admit_bucket(now_us, args, at)
     elseif hits == 0 then
       return false
     end
-    -- Nearly all have ticks of 1 us, and most leak 1 in each.
-    local ticks = level
-    if leak > 1 then
-      ticks = (level + -level % leak) / leak
-    end
-    local idle_at_us = tick_at_us + ticks * tick_us
+    local idle_at_us = tick_at_us + (level + -level % leak) / leak * tick_us
     if level > 4294967295 then
       return pack('<BI7I7', 20, now_us, level), idle_at_us
     end

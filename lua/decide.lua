@@ -8,7 +8,7 @@
 --   I2 quotas     how many follow, each:
 --     B  kind       0 fixed window, 1 sliding window, 2 bucket; + 4 if refused hits count; + 8 if denials are tracked
 --     B  rates      1..8
---     I7 horizon    us, at most 50 years
+--     I7 horizon    us, at most a year
 --     per rate of a window: I7 period in us, I4 capacity in hits
 --     per rate of a bucket: I4 capacity in hits, I7 tick in us, I7 weight and I4 leak and I7 highest level in units
 --   the requests to the end; those that follow each other and differ only in their keys are told once:
@@ -32,15 +32,15 @@
 -- told twice, and Redis has better things to do.
 --
 -- Atomic: everything. Each request is decided on its own, all or nothing, and sees what those before it in the batch did.
--- Each key is read once, and written once if it changed, with its TTL; one that is not there may be asked for twice. What forbids
--- writing (out of memory, read-only) forbids the first write, so that an error means that nothing was charged.
+-- Each key is read once, or twice where the first reading found no string; and written once if it changed, with its TTL. What
+-- forbids writing (out of memory, read-only) forbids the first write, so that such an error means that nothing was charged.
 --
 -- Value: B 16 (version 1) + 1 if previous windows follow + 2 if denials follow + 4 if cells are wide; I7 at, in us; the
 -- cells, I4 each or I7 if wide; the previous windows, likewise; I7 denials. 10 per second, burst 100, after one hit:
 --     KEYS[1] = {edge}b1/2:ip7:1.2.3.4
 --     ARGV[1] = now 0, shared 0, quotas 1, [kind 2, rates 1, horizon 10000000, capacity 100, tick 1, weight 1000000, leak 10,
 --               highest level 100000000], times 1, keys 1, checks 1, [key 1, quota 1, flags 0, hits 1]
---     value   = 16, at 1767225600000000, 1000000; PX 100
+--     value   = 16, at 1767225600000000, 1000000; lives for 100 ms
 --     reply   = now 1767225600000000, 0: it was absent. The next one finds 16, 1767225600000000, 1000000
 
 local KEYS, args, call, try = KEYS, ARGV[1], redis.call, redis.pcall
@@ -74,22 +74,11 @@ for index = 1, quota_count do
   at = rates_at + rates * (algorithm == 2 and 29 or 11)
 end
 
--- How the life of a key is told: in ms and as text, because numbers get more digits than they have.
+-- How the life of a key is told: in ms and as text, because numbers get more digits than they have. Rounded up: %d cuts off what is
+-- behind the point.
 local function life_of(life_us)
-  -- Rounded up: %d cuts off what is behind the point.
   local life_ms = (life_us + 999) / 1000
-  local life = string.format('%d', life_ms > 1 and life_ms or 1)
-  -- Of a long of 32 bits it has 11 characters at the most.
-  if life_ms < 2147483648 or #life > 11 then
-    return life
-  end
-  life_ms = life_ms - life_ms % 1
-  if life + 0 == life_ms then
-    return life
-  end
-  -- In two halves there, because so has %d.
-  local low = life_ms % 1000000
-  return string.format('%d%06d', (life_ms - low) / 1000000, low)
+  return string.format('%d', life_ms > 1 and life_ms or 1)
 end
 
 -- What is found for each of KEYS, and told in the end: nil as long as it was not asked for, false if it is not there. All in one go
@@ -100,28 +89,11 @@ if found.err then
   found = {}
 end
 
--- Reads and writes for whoever needs more than the loop below, where the same is written out.
+-- Reads and writes for whoever needs more than the loop below, where the same is written out: get(position), which finds whatever
+-- is there, and an error if that is not a string; and put(key, value, idle_at_us, quota), for what get() has found to be a string or
+-- nothing. Where keys are met again they are written in the end, by finish().
 local function keeper(KEYS, found, call, try, life_of, lives, born_us, is_shared)
-  -- Where keys are met again: the value of each as it would be stored now, and when those are idle that are written at the end.
-  local values, idle_from_us, changed = is_shared and {}, {}, {}
   local life_texts, life_ends_us = {}, {}
-
-  -- Finds whatever is there: an error if that is not a string.
-  local function get(position)
-    local key, value = KEYS[position], nil
-    if values then
-      value = values[key]
-    end
-    if value == nil then
-      value = try('GET', key)
-      if values then
-        values[key] = value
-      end
-    end
-    found[position] = value
-    return value
-  end
-
   local function set(key, value, idle_at_us, quota)
     -- Most counters of a quota live as long as each other.
     if life_ends_us[quota] ~= idle_at_us then
@@ -130,23 +102,43 @@ local function keeper(KEYS, found, call, try, life_of, lives, born_us, is_shared
     call('SET', key, value, lives, life_texts[quota])
   end
 
-  -- For keys that are met again, where get() has found a string or nothing at all.
-  local function put(key, value, idle_at_us)
+  if not is_shared then
+    return function(position)
+      local value = try('GET', KEYS[position])
+      found[position] = value
+      return value
+    end, set
+  end
+
+  -- The value of each key as it would be stored now, and of those that changed, when they are idle, and by which quota.
+  local values, changed, idle_from_us, quota_of = {}, {}, {}, {}
+
+  local function get(position)
+    local key = KEYS[position]
+    local value = values[key]
+    if value == nil then
+      value = try('GET', key)
+      values[key] = value
+    end
+    found[position] = value
+    return value
+  end
+
+  local function put(key, value, idle_at_us, quota)
     if not idle_from_us[key] then
       changed[#changed + 1] = key
     end
-    values[key], idle_from_us[key] = value, idle_at_us
+    values[key], idle_from_us[key], quota_of[key] = value, idle_at_us, quota
   end
 
   local function finish()
     for index = 1, #changed do
       local key = changed[index]
-      -- Whatever their quotas: what is met again is little.
-      set(key, values[key], idle_from_us[key], 'any')
+      set(key, values[key], idle_from_us[key], quota_of[key])
     end
   end
 
-  return get, is_shared and put or set, finish
+  return get, put, finish
 end
 
 local get, put, finish
@@ -165,23 +157,23 @@ while at <= args_size do
   for position = first, next_first - 1, key_count do
     local key, value, new_value, idle_at_us = KEYS[position], found[position], nil, nil
     if admit then
-      if value ~= nil then
-        -- It is known.
-      elseif finish then
-        value = get(position)
-      else
-        value = try('GET', key)
-        found[position] = value
+      if value == nil then
+        if finish then
+          value = get(position)
+        else
+          value = try('GET', key)
+          found[position] = value
+        end
       end
       new_value, idle_at_us = admit(value, now_us, hits)
     end
     if not new_value then
-      -- Nothing changes, or the long way has to be taken; and whether it is a string is only known of one that is there.
+      -- Without a write nobody finds out that what MGET has not found is there, but not a string.
       if not value then
         new_value = nil
       end
     elseif finish then
-      put(key, new_value, idle_at_us)
+      put(key, new_value, idle_at_us, quota)
     else
       if life_to_us ~= idle_at_us then
         life, life_to_us = life_of(idle_at_us - born_us), idle_at_us

@@ -6,6 +6,7 @@
 use std::{
     io::Write as _,
     net::TcpStream,
+    sync::LazyLock,
     time::{Duration, Instant},
 };
 
@@ -197,12 +198,15 @@ fn refused_calls(address: &str, calls: u32, more: &[(&str, &str)], body: &[u8]) 
     }
 }
 
-/// 8 MiB of zeros in 8 KiB.
-fn compressed_bomb(address: &str) -> Ended {
+/// 8 MiB of zeros in 8 KiB. Packed once: who attacks does not spend the time of the machine on it again and again.
+static COMPRESSED: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     encoder.write_all(&vec![0; 8 << 20]).expect("is memory");
-    let packed = message(true, &encoder.finish().expect("is memory"));
-    refused_calls(address, 50, &[("grpc-encoding", "gzip")], &packed)
+    message(true, &encoder.finish().expect("is memory"))
+});
+
+fn compressed_bomb(address: &str) -> Ended {
+    refused_calls(address, 50, &[("grpc-encoding", "gzip")], &COMPRESSED)
 }
 
 /// Descriptors of two bytes each, which are a hundred once they are decoded.

@@ -43,7 +43,7 @@ fn refused(env: &[(&str, &str)], parts: &[&str]) -> String {
 }
 
 #[test]
-fn every_documented_permission_is_needed() {
+fn a_documented_permission_that_is_missing_is_told_or_done_without() {
     for binary in [REDIS, VALKEY] {
         let server = Server::start(binary);
         for permission in documented_acl("user sluice ").iter().filter(|word| word.starts_with('+')) {
