@@ -35,8 +35,7 @@ impl<'s> Watch<'s> {
 
     /// How much more memory the one that took most has now, in MB.
     pub fn memory(&self, sheet: &Sheet, fault: &str, at_most_mb: f64) {
-        let grown =
-            |(sluice, before, _): &(&Sluice, Footprint, usize)| sluice.footprint().memory.saturating_sub(before.memory);
+        let grown = |(sluice, before, _): &(&Sluice, Footprint, usize)| sluice.memory().saturating_sub(before.memory);
         let grown_mb = self.sluices.iter().map(grown).max().unwrap_or(0) as f64 / f64::from(1 << 20);
         let bound = format!("<= {at_most_mb} MB");
         sheet.judge(fault, "more memory", &format!("{grown_mb:.1} MB"), &bound, grown_mb <= at_most_mb);

@@ -35,7 +35,7 @@ pub fn bomb(sheet: &Sheet) {
     let fault = "cardinality bomb";
     let (room, values) = if sheet.is_full() { (1_000_000, 5_000_000) } else { (4_000, 20_000) };
     let sluice = sluice(RULES, &[("MEMORY_STORE_MAX_ENTRIES", &room.to_string())]);
-    let idle = sluice.footprint().memory;
+    let idle = sluice.memory();
     let watch = Watch::begin([&sluice]);
     let callers = Callers::of(&sluice);
     // Every series that there can be is there before anything is measured.
@@ -59,7 +59,7 @@ pub fn bomb(sheet: &Sheet) {
         wrong += callers.ask(key, numbers, 1).iter().filter(|left| **left != remaining).count();
         amnesties += callers.admitted(&["user", "once"], REFUSED_ONES.start..REFUSED_ONES.start + REFUSED / 2);
         callers.ask("shown", turn * 100..turn * 100 + 200, 1);
-        let memory = sluice.footprint().memory;
+        let memory = sluice.memory();
         most = most.max(memory);
         // Looked at only until then: to write so many series is work.
         if full.is_none() && sluice.metric("sluice_store_entries") >= room as f64 * 0.99 {

@@ -64,7 +64,7 @@ impl<'s> Others<'s> {
         thread::scope(|scope| {
             let running = scope.spawn(attack);
             let ended = holds_within(PATIENCE, || {
-                self.most_memory = self.most_memory.max(self.sluice.footprint().memory);
+                self.most_memory = self.most_memory.max(self.sluice.memory());
                 running.is_finished()
             });
             assert!(ended, "the attack goes on");
@@ -90,7 +90,7 @@ fn withstand(sheet: &Sheet, attack: &Attack) {
     let sluice = Sluice::start(RULES);
     let watch = Watch::begin([&sluice]);
     let mut others = Others::of(sheet, &sluice);
-    let idle = sluice.footprint().memory;
+    let idle = sluice.memory();
     let (span, address) = (sheet.span(5.0, 0.0), sluice.grpc());
     let (rounds, longest, as_wanted) = others.during(|| {
         let began = Instant::now();
@@ -114,7 +114,7 @@ fn idle(sheet: &Sheet, connections: usize) {
     let sluice = sluice(RULES, &[]);
     let watch = Watch::begin([&sluice]);
     let mut others = Others::of(sheet, &sluice);
-    let before = sluice.footprint().memory;
+    let before = sluice.memory();
     let opening = attack::opening();
     let held = others.during(|| {
         let mut held = attack::idle(sluice.grpc(), connections / 2, b"");
@@ -149,13 +149,13 @@ fn stalled_handshakes(sheet: &Sheet, connections: usize) {
     let span = sheet.span(5.0, 0.3);
     let began = Instant::now();
     let alone = p99_over_json(&sluice, || began.elapsed() >= span);
-    let before = sluice.footprint().memory;
+    let before = sluice.memory();
     // The beginning of a record that says it is a ClientHello of 512 bytes.
     let began = Instant::now();
     let stalled = attack::idle(sluice.grpc(), connections, &[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3]);
     let mut most = 0;
     let attacked = p99_over_json(&sluice, || {
-        most = most.max(sluice.footprint().memory);
+        most = most.max(sluice.memory());
         attack::are_closed(&stalled) || began.elapsed() > PATIENCE
     });
     let closed = attack::are_closed(&stalled);

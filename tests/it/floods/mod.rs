@@ -44,7 +44,7 @@ impl<'s> Victims<'s> {
         let load = Load::start(&[server.grpc()], &style, |caller, _| request("d", &[("user", &caller.to_string())]));
         load.wait_for_calls(500);
         let alone = p99(&load.calls());
-        Self { server, load, alone, memory: server.footprint().memory, since: Instant::now() }
+        Self { server, load, alone, memory: server.memory(), since: Instant::now() }
     }
 
     /// Runs something and looks at the memory of the server meanwhile. Gives the most that it grew.
@@ -53,14 +53,14 @@ impl<'s> Victims<'s> {
         let done = std::thread::scope(|scope| {
             let running = scope.spawn(run);
             let ended = holds_within(2 * PATIENCE, || {
-                most = most.max(self.server.footprint().memory);
+                most = most.max(self.server.memory());
                 running.is_finished()
             });
             assert!(ended, "the attack goes on");
             running.join().expect("the attack does not panic")
         });
         self.load.wait_for_calls(50);
-        (done, most.max(self.server.footprint().memory).saturating_sub(self.memory))
+        (done, most.max(self.server.memory()).saturating_sub(self.memory))
     }
 
     #[track_caller]
@@ -144,7 +144,7 @@ fn stalled_handshakes_are_cut_off_while_others_are_served() {
         .env("GRPC_SERVER_TLS_KEY", &file("server.key"))
         .start();
     // The beginning of a record that says it is a ClientHello of 512 bytes.
-    let (before, began) = (server.footprint().memory, Instant::now());
+    let (before, began) = (server.memory(), Instant::now());
     let stalled = attack::idle(server.grpc(), 1_000, &[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3]);
     let mut answered = 0;
     wait_until("they are cut off", || {
@@ -153,7 +153,7 @@ fn stalled_handshakes_are_cut_off_while_others_are_served() {
         answered += 1;
         attack::are_closed(&stalled)
     });
-    let grown = server.footprint().memory.saturating_sub(before);
+    let grown = server.memory().saturating_sub(before);
     eprintln!(
         "stalled handshakes: closed after {:?}, {answered} answers meanwhile, + {} KB",
         began.elapsed(),
