@@ -25,6 +25,8 @@ pub struct Answer {
     pub code: Code,
     /// It says that a failure policy decided, and not the store.
     pub degraded: bool,
+    /// It says nothing of the descriptors by themselves. Envoy asks for no more than the whole, and some servers tell no more.
+    pub whole_only: bool,
 }
 
 /// Which answers are as wanted.
@@ -146,13 +148,12 @@ fn judge(frame: &[u8], descriptors: usize) -> Result<Answer, Wrong> {
         WireCode::OverLimit => Code::OverLimit,
         WireCode::Unknown => return Err(Wrong::NoOverallCode),
     };
-    match answer.statuses.len() {
-        got if got == descriptors => {
-            let degraded = answer.response_headers_to_add.iter().any(|header| header.key == convert::DEGRADED);
-            Ok(Answer { code, degraded })
-        }
-        got => Err(Wrong::Statuses { got, asked: descriptors }),
+    let got = answer.statuses.len();
+    if got != descriptors && got != 0 {
+        return Err(Wrong::Statuses { got, asked: descriptors });
     }
+    let degraded = answer.response_headers_to_add.iter().any(|header| header.key == convert::DEGRADED);
+    Ok(Answer { code, degraded, whole_only: got < descriptors })
 }
 
 fn grpc_name(code: i32) -> &'static str {
@@ -187,9 +188,16 @@ mod tests {
 
     #[test]
     fn an_answer_counts_by_its_overall_code() {
-        let answer = |code| Ok(Answer { code, degraded: false });
+        let answer = |code| Ok(Answer { code, degraded: false, whole_only: false });
         assert_eq!(judge(&frame(WireCode::Ok, 1), 1), answer(Code::Ok));
         assert_eq!(judge(&frame(WireCode::OverLimit, 3), 3), answer(Code::OverLimit));
+    }
+
+    #[test]
+    fn an_answer_may_be_to_the_whole_only() {
+        let answer = |code| Ok(Answer { code, degraded: false, whole_only: true });
+        assert_eq!(judge(&frame(WireCode::Ok, 0), 1), answer(Code::Ok));
+        assert_eq!(judge(&frame(WireCode::OverLimit, 0), 3), answer(Code::OverLimit));
     }
 
     #[test]
@@ -199,5 +207,6 @@ mod tests {
         assert_eq!(judge(&[0, 0, 0, 0, 1, 0xff], 1), Err(Wrong::Undecodable));
         assert_eq!(judge(&[0, 0, 0, 0, 0], 1), Err(Wrong::NoOverallCode));
         assert_eq!(judge(&frame(WireCode::Ok, 1), 2), Err(Wrong::Statuses { got: 1, asked: 2 }));
+        assert_eq!(judge(&frame(WireCode::Ok, 2), 1), Err(Wrong::Statuses { got: 2, asked: 1 }));
     }
 }

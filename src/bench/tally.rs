@@ -34,6 +34,7 @@ pub struct Tally {
     ok: u64,
     over_limit: u64,
     degraded: u64,
+    whole_only: u64,
     errors: BTreeMap<Wrong, u64>,
     last: Option<Instant>,
 }
@@ -41,8 +42,16 @@ pub struct Tally {
 impl Tally {
     #[must_use]
     pub fn new() -> Self {
-        let errors = BTreeMap::new();
-        Self { latency: histogram(), late: histogram(), ok: 0, over_limit: 0, degraded: 0, errors, last: None }
+        Self {
+            latency: histogram(),
+            late: histogram(),
+            ok: 0,
+            over_limit: 0,
+            degraded: 0,
+            whole_only: 0,
+            errors: BTreeMap::new(),
+            last: None,
+        }
     }
 
     pub fn sent_late(&mut self, late: Duration) {
@@ -55,6 +64,7 @@ impl Tally {
             Ok(answer) => {
                 self.latency.saturating_record(nanoseconds(took));
                 self.degraded += u64::from(answer.degraded);
+                self.whole_only += u64::from(answer.whole_only);
                 match answer.code {
                     Code::Ok => self.ok += 1,
                     Code::OverLimit => self.over_limit += 1,
@@ -76,6 +86,7 @@ impl Tally {
         self.ok += other.ok;
         self.over_limit += other.over_limit;
         self.degraded += other.degraded;
+        self.whole_only += other.whole_only;
         for (wrong, count) in &other.errors {
             *self.errors.entry(wrong.clone()).or_default() += count;
         }
@@ -133,6 +144,7 @@ impl Report {
             "answers_per_s": self.rate(),
             "codes": {"ok": self.tally.ok, "over_limit": self.tally.over_limit},
             "degraded": self.tally.degraded,
+            "without_statuses": self.tally.whole_only,
             "errors": errors,
             "errors_by_kind": by_kind,
             "latency_us": microseconds(&self.tally.latency),
@@ -185,6 +197,9 @@ impl fmt::Display for Report {
         writeln!(f, "codes      OK {}, OVER_LIMIT {}", self.tally.ok, self.tally.over_limit)?;
         if self.tally.degraded > 0 {
             writeln!(f, "           {} of them by a failure policy, and not by the store", self.tally.degraded)?;
+        }
+        if self.tally.whole_only > 0 {
+            writeln!(f, "           {} of them without a status for each descriptor", self.tally.whole_only)?;
         }
         writeln!(f, "errors     {errors}")?;
         for (wrong, count) in &self.tally.errors {

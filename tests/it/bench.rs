@@ -3,6 +3,12 @@
 use std::{net::TcpListener, process::Output, thread};
 
 use serde_json::Value;
+use sluice::grpc::proto::envoy::service::ratelimit::v3::{
+    RateLimitRequest, RateLimitResponse,
+    rate_limit_response::Code,
+    rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+};
+use tonic::{Request, Response, Status, transport::server::TcpIncoming};
 
 use crate::harness::{Server, sluice};
 
@@ -77,6 +83,32 @@ fn answers_of_a_failure_policy_are_told_apart() {
     assert_eq!((code, report["codes"]["ok"].as_u64(), report["degraded"].as_u64()), (Some(0), Some(20), Some(20)));
     let text = bench(server.grpc(), &["--descriptor", "free=a", "--requests", "20", "--connections", "1"]);
     assert!(String::from_utf8_lossy(&text.stdout).contains("20 of them by a failure policy"), "{text:?}");
+}
+
+/// A server that answers as limitador's does: the whole, and nothing of the descriptors.
+struct Terse;
+
+#[tonic::async_trait]
+impl RateLimitService for Terse {
+    async fn should_rate_limit(&self, _: Request<RateLimitRequest>) -> Result<Response<RateLimitResponse>, Status> {
+        Ok(Response::new(RateLimitResponse { overall_code: Code::OverLimit.into(), ..RateLimitResponse::default() }))
+    }
+}
+
+#[test]
+fn a_server_that_tells_nothing_of_descriptors_is_measured_too() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let incoming = {
+        let _entered = runtime.enter();
+        TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap()
+    };
+    let address = incoming.local_addr().unwrap().to_string();
+    let service = RateLimitServiceServer::new(Terse);
+    runtime.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+    let arguments = ["--descriptor", "free=a", "--requests", "20", "--connections", "1"];
+    let (report, code) = report(&address, &arguments);
+    assert_eq!((code, report["codes"]["over_limit"].as_u64(), report["errors"].as_u64()), (Some(0), Some(20), Some(0)));
+    assert_eq!(report["without_statuses"].as_u64(), Some(20));
 }
 
 #[test]
