@@ -1,5 +1,5 @@
-//! Stands between sluice and a server. It can hold back what the server says, or swallow what both say, and it notes when
-//! connections begin and end.
+//! Stands between sluice and a server. It can delay or hold back what the server says, or swallow what both say, and it notes
+//! when connections begin and end.
 
 use std::{
     io::{Read as _, Write as _},
@@ -21,6 +21,9 @@ pub struct Proxy {
 struct Weather {
     server: Mutex<String>,
     delay_us: AtomicU64,
+    /// Replies that have come since they are held back, and how many of them may go on, in the order in which they came.
+    came: AtomicU64,
+    may_go: AtomicU64,
     swallows: AtomicBool,
     connections: Mutex<Vec<Connection>>,
 }
@@ -38,6 +41,8 @@ impl Proxy {
         let weather = Arc::new(Weather {
             server: Mutex::new(server.to_owned()),
             delay_us: AtomicU64::new(0),
+            came: AtomicU64::new(0),
+            may_go: AtomicU64::new(u64::MAX),
             swallows: AtomicBool::new(false),
             connections: Mutex::default(),
         });
@@ -64,6 +69,22 @@ impl Proxy {
     /// From now on every reply comes so much later.
     pub fn set_delay(&self, delay: Duration) {
         self.weather.delay_us.store(u64::try_from(delay.as_micros()).unwrap(), Ordering::Relaxed);
+    }
+
+    /// From now on no reply goes on.
+    pub fn hold(&self) {
+        self.weather.came.store(0, Ordering::SeqCst);
+        self.weather.may_go.store(0, Ordering::SeqCst);
+    }
+
+    /// How many replies have come since then.
+    pub fn came(&self) -> u64 {
+        self.weather.came.load(Ordering::SeqCst)
+    }
+
+    /// So many of them go on, and no other.
+    pub fn let_go(&self, replies: u64) {
+        self.weather.may_go.store(replies, Ordering::SeqCst);
     }
 
     /// From now on nothing arrives on either side. A connection that has lost something carries nothing any more, even
@@ -102,27 +123,31 @@ fn connect(client: TcpStream, server: TcpStream, weather: &Arc<Weather>) {
 /// A thread reads, this one writes when it is time: what comes later does not wait for what came before twice.
 fn pass_on(mut from: TcpStream, mut to: TcpStream, weather: &Arc<Weather>, lost: &Arc<AtomicBool>, is_late: bool) {
     let _ = to.set_nodelay(true);
-    let (sender, receiver) = mpsc::channel::<(Instant, Vec<u8>)>();
-    let (weather, lost) = (weather.clone(), lost.clone());
+    let (sender, receiver) = mpsc::channel::<(Instant, u64, Vec<u8>)>();
+    let (its_weather, lost) = (weather.clone(), lost.clone());
     let reader = thread::spawn(move || {
         let mut bytes = [0; 16_384];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
-            if weather.swallows.load(Ordering::Relaxed) {
+            if its_weather.swallows.load(Ordering::Relaxed) {
                 lost.store(true, Ordering::Relaxed);
             }
             if lost.load(Ordering::Relaxed) {
                 continue;
             }
-            let delay_us = if is_late { weather.delay_us.load(Ordering::Relaxed) } else { 0 };
+            let delay_us = if is_late { its_weather.delay_us.load(Ordering::Relaxed) } else { 0 };
             let due = Instant::now() + Duration::from_micros(delay_us);
-            if sender.send((due, bytes[..count].to_vec())).is_err() {
+            let number = if is_late { its_weather.came.fetch_add(1, Ordering::SeqCst) } else { 0 };
+            if sender.send((due, number, bytes[..count].to_vec())).is_err() {
                 break;
             }
         }
     });
-    for (due, bytes) in receiver {
+    for (due, number, bytes) in receiver {
         while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             thread::park_timeout(left);
+        }
+        while is_late && number >= weather.may_go.load(Ordering::SeqCst) {
+            thread::park_timeout(Duration::from_millis(1));
         }
         if to.write_all(&bytes).is_err() {
             break;

@@ -147,17 +147,21 @@ fn a_refusal_that_was_asked_for_before_something_was_given_back_is_not_remembere
     let proxy = Proxy::start(&main.address());
     let (_per_second, mut env) = per_second();
     env.push(("REDIS_URL".to_owned(), format!("redis://{AUTH}@{}", proxy.address())));
-    env.push(("REDIS_TIMEOUT".to_owned(), "4s".to_owned()));
+    env.push(("REDIS_TIMEOUT".to_owned(), "60s".to_owned()));
     let sluice = super::sluice(RULES, &refs(&env));
     sluice.wait_for_store();
-    proxy.set_delay(Duration::from_millis(800));
+    let is_charged = || main.keys().iter().any(|(key, _)| key.contains("once"));
+    proxy.hold();
     std::thread::scope(|scope| {
         let both = scope.spawn(|| sluice.ask(ask_all("d", &[("once", "1"), ("none", "1")])).unwrap());
-        let is_taken = || main.keys().iter().any(|(key, _)| key.contains("once"));
-        crate::harness::wait_until("the store has charged it", is_taken);
-        // Refused because of the other, whose hit is given back before this answer is home.
-        let refused = sluice.ask(request("d", &[("once", "1")])).unwrap();
-        assert_eq!(refused.overall_code, i32::from(Code::OverLimit));
+        crate::harness::wait_until("the store has charged it", || is_charged() && proxy.came() == 1);
+        let refused = scope.spawn(|| sluice.ask(request("d", &[("once", "1")])).unwrap());
+        crate::harness::wait_until("the store has refused it", || proxy.came() == 2);
+        // The first is refused by the other rule, the second by what the first took, which is given back before its answer is home.
+        proxy.let_go(1);
+        crate::harness::wait_until("the store has it back", || !is_charged());
+        proxy.let_go(u64::MAX);
+        assert_eq!(refused.join().unwrap().overall_code, i32::from(Code::OverLimit));
         assert_eq!(both.join().unwrap().overall_code, i32::from(Code::OverLimit));
     });
     let response = sluice.ask(request("d", &[("once", "1")])).unwrap();
