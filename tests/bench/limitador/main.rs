@@ -102,6 +102,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     runtime.block_on(async {
         let limiter = Limiter::new(arguments.get(1).map(String::as_str)).await?;
         let service = RateLimitServiceServer::new(limiter);
+        eprintln!("limitador-peer: serving on port {port}");
         Ok(Server::builder().add_service(service).serve((Ipv4Addr::LOCALHOST, port).into()).await?)
     })
 }

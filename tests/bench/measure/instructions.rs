@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     load::{self, Asked},
-    servers::{HOST, Kind, Redis, Running, free_port, program, until, vgdb_prefix},
+    servers::{HOST, Kind, Redis, Running, free_port, has_limitador, program, until, vgdb_prefix},
     table::Table,
 };
 
@@ -131,6 +131,13 @@ pub fn measure() {
     cases.iter().for_each(|case| row(case, WIDTH));
     // Its batches are smaller.
     row(&case("Redis, 1 rule, one connection", in_redis("1.yaml"), Asked::One, "ok"), ONE_CONNECTION);
+    if has_limitador() {
+        let [in_memory, in_redis] = [None, Some(redis.port)].map(|redis| Kind::Limitador { redis });
+        row(&case("limitador in memory, 1 rule", in_memory, Asked::One, "ok"), WIDTH);
+        row(&case("limitador in memory, 3 rules", in_memory, Asked::Three, "ok"), WIDTH);
+        row(&case("limitador in Redis, 1 rule", in_redis, Asked::One, "ok"), WIDTH);
+        row(&case("limitador in Redis, 3 rules", in_redis, Asked::Three, "ok"), WIDTH);
+    }
 }
 
 /// Of the engine and the embedded store by themselves, by name.

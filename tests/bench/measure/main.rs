@@ -27,7 +27,8 @@ parts:
   latency        at a fixed rate, and with four calls under way
   runtimes       one thread pool beside one runtime for each core, with 1, 2, 8 and 64 connections
 Without a part: all of them. --peer adds a server that runs already to the timed parts; it must have the rules of
-tests/bench/rules/3.yaml, and its CPU is counted if its process is named.";
+tests/bench/rules/3.yaml, and its CPU is counted if its process is named. limitador is measured where tests/bench/limitador/run
+has built it.";
 
 /// A server of somebody else.
 #[derive(Debug)]

@@ -20,10 +20,13 @@ const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// same variable.
 pub const HOST: &str = "127.0.0.1";
 
+fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from)
+}
+
 /// The programs, as `tests/bench/run` has built them.
 pub fn program(name: &str) -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let path = target.join("release").join(name);
+    let path = target().join("release").join(name);
     assert!(path.exists(), "{} is not built: start tests/bench/run instead", path.display());
     path
 }
@@ -43,6 +46,20 @@ pub enum Kind<'a> {
         rules: &'a str,
         redis: Option<u16>,
     },
+    /// limitador's library, with the limits that its main.rs names.
+    Limitador {
+        redis: Option<u16>,
+    },
+}
+
+/// Where `tests/bench/limitador/run` puts it.
+fn limitador() -> PathBuf {
+    target().join("limitador/release/limitador-peer")
+}
+
+/// It is measured where somebody has built it.
+pub fn has_limitador() -> bool {
+    limitador().exists()
 }
 
 /// A server that runs, and ends with this value.
@@ -63,10 +80,11 @@ impl Running {
 
     fn spawn(kind: Kind<'_>, env: &[(&str, &str)], counts: Option<&Path>) -> Self {
         let port = free_port();
-        let served = program(match kind {
-            Kind::Floor => "floor",
-            Kind::Sluice { .. } => "sluice",
-        });
+        let served = match kind {
+            Kind::Floor => program("floor"),
+            Kind::Sluice { .. } => program("sluice"),
+            Kind::Limitador { .. } => limitador(),
+        };
         let mut command = match counts {
             None => Command::new(served),
             Some(counts) => counted(counts, &served),
@@ -74,6 +92,9 @@ impl Running {
         match kind {
             Kind::Floor => {
                 command.arg(port.to_string());
+            }
+            Kind::Limitador { redis } => {
+                command.arg(port.to_string()).args(redis.map(|redis| format!("redis://127.0.0.1:{redis}")));
             }
             Kind::Sluice { rules: name, redis } => {
                 command.env("RATE_LIMIT_CONFIG", rules(name)).env("GRPC_PORT", port.to_string());

@@ -5,7 +5,7 @@ use std::fs;
 use super::{
     Peer, Wishes,
     load::{self, Asked, number},
-    servers::{Kind, Redis, Running},
+    servers::{Kind, Redis, Running, has_limitador},
     table::{Rounds, Table},
 };
 
@@ -61,6 +61,13 @@ fn all(wishes: &Wishes, redis: &Redis) -> Vec<Served> {
         Served::own("sluice Redis, refused", in_redis("refused.yaml"), Asked::One, &[]),
     ];
     let asked = [("1 rule", Asked::One), ("1 rule, 100k keys", Asked::OneOfMany), ("3 rules", Asked::Three)];
+    if has_limitador() {
+        for (place, redis) in [("in memory", None), ("in Redis", Some(redis.port))] {
+            let served =
+                |name, asked| Served::own(&format!("limitador {place}, {name}"), Kind::Limitador { redis }, asked, &[]);
+            all.extend(asked.map(|(name, asked)| served(name, asked)));
+        }
+    }
     for peer in &wishes.peers {
         all.extend(asked.map(|(name, asked)| Served::of_peer(peer, name, asked)));
     }
