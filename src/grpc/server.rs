@@ -9,7 +9,7 @@ use hyper::{server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, sleep, sleep_until, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{either::Either, sync::CancellationToken, task::TaskTracker};
@@ -34,8 +34,11 @@ use crate::{
 };
 
 const OPENING_AFTER_STOP_MAX: Duration = Duration::from_millis(250);
-/// How long those are let in who had got through to the system when we stopped.
-const LAST_LOOK: Duration = Duration::from_millis(20);
+/// How often, and how long each time, it is looked for those who had got through to the system when we stopped. Counted, because a
+/// process that stood still would find its time over before it has looked; and so many at the most, because newcomers may never end.
+const LAST_LOOKS: u32 = 10;
+const LAST_LOOK: Duration = Duration::from_millis(2);
+const LAST_NEWCOMERS: u32 = 1024;
 /// Slices of time without a call after which a connection is idle.
 const IDLE_SLICES: u32 = 2;
 
@@ -66,9 +69,14 @@ pub async fn serve(listener: Listener, door: Door, stop: CancellationToken) {
     let tasks = TaskTracker::new();
     panics::again(|| accept(&listener, &door, &tasks, &stop)).await;
     // Who has got through to the system has perhaps asked already, and would be cut off with the listener.
-    let (mut newcomers, end) = (Newcomers::new(Stays::OnceAsked), Instant::now() + LAST_LOOK);
-    while let Ok(Ok(socket)) = timeout_at(end, listener.accept()).await {
-        door.let_in(socket, &mut newcomers, &tasks, &stop);
+    let (mut newcomers, mut looks, mut room) = (Newcomers::new(Stays::OnceAsked), LAST_LOOKS, LAST_NEWCOMERS);
+    while looks > 0 && room > 0 {
+        if let Ok(Ok(socket)) = timeout(LAST_LOOK, listener.accept()).await {
+            door.let_in(socket, &mut newcomers, &tasks, &stop);
+            room -= 1;
+        } else {
+            looks -= 1;
+        }
     }
     drop(listener);
     tasks.close();
@@ -223,7 +231,7 @@ fn is_too_much(error: &hyper::Error) -> bool {
 
 async fn within<T>(max: Duration, opening: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let too_late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("the caller took longer than {max:?}"));
-    tokio::time::timeout(max, opening).await.unwrap_or_else(|elapsed| Err(too_late(elapsed)))
+    timeout(max, opening).await.unwrap_or_else(|elapsed| Err(too_late(elapsed)))
 }
 
 /// The same stream whatever it is made of, once its caller has shown that it speaks HTTP/2.
@@ -271,7 +279,6 @@ mod tests {
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpStream,
-        time::timeout,
     };
 
     use tonic::service::Routes;
