@@ -224,13 +224,19 @@ struct Newcomer {
 #[derive(Debug)]
 pub struct Leave {
     stays: Stays,
-    told: oneshot::Receiver<()>,
+    /// Until there is an answer, which must not be asked for again: a connection waits in several places, one after the other.
+    told: Option<oneshot::Receiver<()>>,
 }
 
 impl Leave {
     /// Until the connection with these calls has to make room: never, if it stays by then.
     pub async fn wanted(&mut self, calls: &Calls) {
-        if (&mut self.told).await.is_err() || self.stays.is_so(calls) {
+        let is_wanted = match &mut self.told {
+            Some(told) => told.await.is_ok(),
+            None => false,
+        };
+        self.told = None;
+        if !is_wanted || self.stays.is_so(calls) {
             std::future::pending::<()>().await;
         }
     }
@@ -260,7 +266,7 @@ impl Newcomers {
         }
         let (leave, told) = oneshot::channel();
         self.queue.push_back(Newcomer { leave, calls });
-        Leave { stays: self.stays, told }
+        Leave { stays: self.stays, told: Some(told) }
     }
 
     /// Lets the oldest make room. False if there is none.
@@ -336,6 +342,17 @@ mod tests {
         Calls::new(InFlight::new(u64::MAX))
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_whose_listener_has_gone_may_wait_in_one_place_after_the_other() {
+        let (mut newcomers, calls) = (Newcomers::new(Stays::OnceAsked), calls());
+        let mut leave = newcomers.add(calls.clone());
+        drop(newcomers);
+        for _ in 0..2 {
+            let wanted = tokio::time::timeout(std::time::Duration::from_secs(1), leave.wanted(&calls));
+            assert!(wanted.await.is_err(), "nobody wants it to leave");
+        }
+    }
+
     #[test]
     fn the_oldest_of_those_who_have_asked_nothing_makes_room() {
         let mut newcomers = Newcomers::new(Stays::OnceAsked);
@@ -345,9 +362,9 @@ mod tests {
         drop(gone);
         drop(asked.begin());
         assert!(newcomers.oldest_leaves());
-        assert!(asks.told.try_recv().is_err(), "who has asked stays");
-        assert!(first.told.try_recv().is_ok());
-        assert!(second.told.try_recv().is_err());
+        assert!(asks.told.as_mut().unwrap().try_recv().is_err(), "who has asked stays");
+        assert!(first.told.as_mut().unwrap().try_recv().is_ok());
+        assert!(second.told.as_mut().unwrap().try_recv().is_err());
         drop(second);
         assert!(!newcomers.oldest_leaves());
     }
@@ -360,7 +377,7 @@ mod tests {
         let call = busy.begin();
         drop(idle.begin());
         assert!(newcomers.oldest_leaves());
-        assert!(asked.told.try_recv().is_ok());
+        assert!(asked.told.as_mut().unwrap().try_recv().is_ok());
         assert!(!newcomers.oldest_leaves());
         drop(call);
         assert!(newcomers.oldest_leaves(), "it is idle now");
